@@ -3,7 +3,7 @@
 From text to a report: `parse` (text to instructions), `dataflow` (registers that may be read before they are written),
 `registers`, `memory` (bytes and their state), `order` (races), `arithmetic` (with `integers`, `floats`, `conversions`,
 `formats`), `access` (loads, stores, atomics, asynchronous copies), `warp` (shuffles, matrix products), `machine` (these
-for one launch), `execute` (which threads run next), `report`. `summary` and `__main__` are the command.
+for one launch), `execute` (which threads run next), `report`. `__main__` is the command.
 """
 
 from ptx_interpreter.errors import (

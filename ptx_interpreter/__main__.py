@@ -3,6 +3,7 @@
 import argparse
 import struct
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from ptx_interpreter.execute import ORDERS, run
 from ptx_interpreter.memory import Memory
 from ptx_interpreter.parse import Entry, parse
 from ptx_interpreter.report import Report
-from ptx_interpreter.summary import summary
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -88,6 +88,21 @@ def value_bytes(argument: str, size: int, memory: Memory) -> bytes:
     else:
         number = int(value, 0)
     return number.to_bytes(size, "little", signed=number < 0)
+
+
+def summary(entry: Entry) -> str:
+    """A kernel in a few lines; instructions are counted in the text, not as executed."""
+    registers = ", ".join(f"{n} .{kind}" for kind, n in Counter(entry.registers.values()).items())
+    lines = [
+        f"entry {entry.name}: {len(entry.instructions)} instructions",
+        f"  threads       {' × '.join(map(str, entry.threads)) if entry.threads else 'any number per block'}",
+        f"  parameters    {', '.join(f'{p.size} B at {p.offset}' for p in entry.params) or 'none'}",
+        f"  registers     {registers} (before allocation)",
+        f"  shared        {entry.shared} B{', more at launch' if entry.dynamic else ''}",
+        f"  local         {entry.local} B" + (" (slow: it is in global memory)" if entry.local else ""),
+    ]
+    opcodes = Counter(instruction.opcode for instruction in entry.instructions)
+    return "\n".join(lines + [f"{count:8,}  {opcode}" for opcode, count in opcodes.most_common()])
 
 
 def describe(report: Report) -> str:

@@ -13,8 +13,6 @@ STRONG = {"volatile", "relaxed", "acquire", "release", "acq_rel"}
 CHANGES = {name: integers.SIMPLE[name] for name in ("add", "min", "max", "and", "or", "xor")} | {
     "exch": lambda old, new: new,
     "cas": lambda old, expected, new: np.where(old == expected, new, old),
-    "inc": lambda old, last: np.where(old >= last, 0, old + 1),
-    "dec": lambda old, last: np.where((old == 0) | (old > last), last, old - 1),
 }  # the new value from the old one and the operands, arrays of one element
 NO_OPERATION = {"griddepcontrol", "nanosleep", "prefetch", "prefetchu", "discard", "applypriority", "createpolicy"}
 

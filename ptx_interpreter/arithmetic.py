@@ -40,9 +40,6 @@ def _plan(instruction: Instruction) -> Plan:
     kind = modifiers[-1] if modifiers else ""
     if name == "selp":
         return Plan(lambda a, b, chosen: np.where(chosen, a, b), (kind, kind, "pred"), kind)
-    if name == "slct":
-        kind, by = modifiers[-2:]
-        return Plan(lambda a, b, c: np.where(c >= 0, a, b), (kind, kind, by), kind)
     if name == "cvt":
         return conversions.plan(modifiers, count)
     if kind in FLOATS and name in floats.NATIVE:

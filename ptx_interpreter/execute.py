@@ -43,6 +43,8 @@ def run(
     grid, block = _triple(grid), _triple(threads)
     if order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
+    if min(grid) < 1:
+        raise ValueError(f"a grid needs a block, not {grid}")
     if np.prod(block) % 32 or not 32 <= np.prod(block) <= 1024:
         raise ValueError(f"a block needs 1 to 32 whole warps, not {block} threads")
     if entry.threads and entry.threads != block:

@@ -66,50 +66,35 @@ NARROW = NATIVE | {  # in float64, to be rounded once to bf16 or f16, or in a di
     "ex2": lambda x: np.exp2(x.astype(np.float32)),
     "tanh": lambda x: np.tanh(x.astype(np.float32)),
 }
-DIRECTED = {"rz", "rm", "rp"}
-ACCEPTED = {*DIRECTED, "rn", "ftz", "approx", "full", "sat", "relu", "NaN", *FLOATS}
+DIRECTED = {"rz", "rm", "rp"}  # libdevice's exp, sinh and others round so
+ACCEPTED = {*DIRECTED, "rn", "ftz", "approx", "full", "NaN"}
 
 
 def plan(name: str, modifiers: tuple[str, ...], count: int) -> Plan:
     """What an instruction with `count` source operands computes; fma.rn.f32.bf16 adds an f32."""
-    kinds = [m for m in modifiers if m in FLOATS]
-    if set(modifiers) - ACCEPTED or (name in ("fma", "mad") and kinds[0] == "f64"):
+    kind, *others = [modifier for modifier in modifiers if modifier in FLOATS]
+    options = [modifier for modifier in modifiers if modifier not in FLOATS]
+    sources = tuple((others or [kind]) * (count - 1) + [kind])
+    if set(options) - ACCEPTED or (name in ("fma", "mad") and kind == "f64"):
         raise Unsupported(f"{name}.{'.'.join(modifiers)}")
-    sources = tuple(kinds[-1:] * (count - 1) + kinds[:1])
-    rounding = next((m for m in modifiers if m in DIRECTED), None)
-    native = kinds[0] in ("f32", "f32x2", "f64") and rounding is None
-    function = (NATIVE if native else NARROW)[name]
+    rounding = next((option for option in options if option in DIRECTED), None)
+    if rounding and (name not in ("add", "sub", "mul", "fma") or kind != "f32"):
+        raise Unsupported(f"{name}.{'.'.join(modifiers)}")
+    function = (NATIVE if kind in ("f32", "f32x2", "f64") and not rounding else NARROW)[name]
     if rounding:
-        if name not in ("add", "sub", "mul", "fma") or kinds[0] not in ("f32", "f32x2"):
-            raise Unsupported(f"{name}.{'.'.join(modifiers)}")
-        function = _after(function, lambda value: directed(value, rounding))
-    if "NaN" in modifiers:
+        exact, function = function, lambda *values: directed(exact(*values), rounding)
+    if "NaN" in options:
         plain, function = function, lambda *values: plain(*values, nan=True)
-    for modifier, change in (("relu", _relu), ("sat", _saturate)):
-        if modifier in modifiers:
-            function = _after(function, change)
-    if "ftz" in modifiers and kinds[0] == "f32":
+    if "ftz" in options and kind == "f32":
         function = _flushed(function)
-    if set(kinds) != {"f32"}:
-        function = _coded(function, sources, kinds[0])
-    return Plan(function, sources, kinds[0])
+    if set(sources) != {"f32"}:
+        function = _coded(function, sources, kind)
+    return Plan(function, sources, kind)
 
 
 def _coded(function, sources, destination):
     return lambda *raw: encode(function(*(decode(r, kind) for r, kind in zip(raw, sources, strict=True))), destination)
 
 
-def _after(function, change):
-    return lambda *values: change(function(*values))
-
-
 def _flushed(function):
     return lambda *values: flush(function(*(flush(value) for value in values)).astype(np.float32))
-
-
-def _relu(value):
-    return np.where(value > 0, value, np.where(np.isnan(value), value, value.dtype.type(0)))
-
-
-def _saturate(value):
-    return np.where(value > 0, np.minimum(value, value.dtype.type(1)), value.dtype.type(0))  # NaN becomes 0

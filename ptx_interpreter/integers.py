@@ -19,24 +19,11 @@ def plan(name: str, modifiers: tuple[str, ...], count: int) -> Plan:
     if name == "shf":
         direction, mode = modifiers[:2]
         return Plan(lambda a, b, c: _funnel(a, b, c, direction, mode), ("u32", "u32", "u32"), "u32")
-    if name in ("bfe", "bfi"):
-        sources = (kind, "u32", "u32") if name == "bfe" else (kind, kind, "u32", "u32")
-        return Plan(_extract if name == "bfe" else _insert, sources, kind)
-    if name == "lop3" and not form:
-        return Plan(_lop3, (kind,) * 3 + ("u32",), kind)
-    if name == "prmt" and kind == "b32":
-        return Plan(_permute, ("u32",) * 3, "u32")
-    if name in ("popc", "clz", "bfind") and form in ("", "shiftamt"):
-        found = {"popc": np.bitwise_count, "clz": _leading_zeros, "bfind": _highest_bit}[name]
-        return Plan((lambda x: 31 - _highest_bit(x)) if form else found, (kind,), "u32")
-    if name in ("add", "sub") and (form, kind) == ("sat", "s32"):
-        return Plan(lambda a, b: SIMPLE[name](a, b, dtype=np.int64).clip(-(1 << 31), (1 << 31) - 1), (kind, kind), kind)
-    if name not in SIMPLE or form not in ("", "relu"):
+    if name in ("popc", "clz") and not form:
+        return Plan(np.bitwise_count if name == "popc" else _leading_zeros, (kind,), "u32")
+    if name not in SIMPLE or form:
         raise Unsupported(f"{name}.{'.'.join(modifiers)}")
-    function = SIMPLE[name]
-    if form == "relu":
-        return Plan(lambda *values: np.maximum(function(*values), 0), (kind,) * count, kind)
-    return Plan(function, (kind,) * count, kind)
+    return Plan(SIMPLE[name], (kind,) * count, kind)
 
 
 def _divide(a, b):
@@ -60,9 +47,6 @@ SIMPLE = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
     "not": np.invert,
-    "cnot": lambda x: (x == 0).astype(x.dtype),
-    "sad": lambda a, b, c: c + np.maximum(a, b) - np.minimum(a, b),
-    "brev": lambda x: _reversed(x),
 }
 
 
@@ -115,60 +99,7 @@ def _funnel(a, b, c, direction, mode):
     return (both << by >> U64(32) if direction == "l" else both >> by).astype(np.uint32)
 
 
-def _extract(x, position, length):
-    position, length, bits = position & 255, length & 255, _bits(x)
-    if x.dtype.kind == "u":
-        mask = _mask(x.dtype, length)
-        return _shift_right(x, position) & mask
-    top = np.minimum(position.astype(np.int64) + length - 1, bits - 1)
-    up = np.maximum(bits - 1 - top, 0)
-    down = np.minimum(up + position, bits - 1)
-    return np.where(length == 0, x.dtype.type(0), x << up.astype(x.dtype) >> down.astype(x.dtype))
-
-
-def _insert(a, b, position, length):
-    position, length = position & 255, length & 255
-    mask = _shift_left(_mask(a.dtype, length), position)
-    return (_shift_left(a, position) & mask) | (b & ~mask)
-
-
-def _mask(dtype, length):
-    """The lowest `length` bits."""
-    return ~_shift_left(~np.zeros(1, dtype), length)
-
-
-def _lop3(a, b, c, table):
-    result = np.zeros((), a.dtype)
-    for case in range(8):
-        chosen = [x if case & bit else ~x for x, bit in ((a, 4), (b, 2), (c, 1))]
-        if table[0] >> case & 1:
-            result = result | (chosen[0] & chosen[1] & chosen[2])
-    return np.broadcast_to(result, np.broadcast_shapes(a.shape, b.shape, c.shape))
-
-
-def _permute(a, b, selector):
-    both = b.astype(U64) << U64(32) | a
-    result = np.zeros((), np.uint32)
-    for i in range(4):
-        pick = selector >> np.uint32(4 * i)
-        byte = (both >> (pick & 7).astype(U64) * U64(8) & U64(0xFF)).astype(np.uint32)
-        byte = np.where(pick & 8, np.where(byte & 0x80, np.uint32(0xFF), np.uint32(0)), byte)
-        result = result | byte << np.uint32(8 * i)
-    return result
-
-
-def _highest_bit(x):
-    """Position of the highest 1 (for a negative number, the highest 0), or all ones if there is none."""
-    x = np.where(x < 0, ~x, x).astype(U64)
-    high, low = x >> U64(32), x & U64(0xFFFFFFFF)
-    length = np.where(high, 32 + np.frexp(high.astype(float))[1], np.frexp(low.astype(float))[1])
-    return (length - 1).astype(np.int32).view(np.uint32)
-
-
 def _leading_zeros(x):
-    return (_bits(x) - 1 - _highest_bit(x).view(np.int32)).astype(np.uint32)
-
-
-def _reversed(x):
-    bits = np.unpackbits(np.ascontiguousarray(x)[:, None].view(np.uint8), axis=1, bitorder="little")
-    return np.packbits(bits[:, ::-1], axis=1, bitorder="little").view(x.dtype)[:, 0]
+    high, low = x.astype(U64) >> U64(32), x.astype(U64) & U64(0xFFFFFFFF)
+    length = np.where(high, 32 + np.frexp(high.astype(float))[1], np.frexp(low.astype(float))[1])
+    return (_bits(x) - length).astype(np.uint32)

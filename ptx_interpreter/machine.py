@@ -97,8 +97,6 @@ class Machine:
                 return warp.build(instruction, self)
             if kind == "jump":
                 return None
-            if instruction.name == "activemask":
-                return warp.active_mask(instruction, self)
             return access.build(instruction, self) or arithmetic.build(instruction, self.registers)
         except (Unsupported, KeyError, IndexError, ValueError, TypeError) as problem:
             what = f"{problem.message}: " if isinstance(problem, Unsupported) else ""

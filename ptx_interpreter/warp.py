@@ -3,11 +3,11 @@
 import numpy as np
 
 from ptx_interpreter.errors import Divergent, Unsupported
-from ptx_interpreter.formats import decode, encode
+from ptx_interpreter.formats import decode
 from ptx_interpreter.registers import indices
 
 LANES = np.arange(32)
-TOGETHER = {"shfl", "vote", "match", "redux", "elect", "mma", "ldmatrix", "stmatrix"}  # and bar.warp
+TOGETHER = {"shfl", "vote", "redux", "elect", "mma", "ldmatrix"}  # and bar.warp
 
 
 def is_together(instruction) -> bool:
@@ -21,15 +21,9 @@ def whole_warps(who: np.ndarray) -> bool:
 
 def mask_of(instruction, registers):
     """The function of `threads` that gives the mask of participating lanes: the last operand, or all lanes."""
-    if instruction.name in ("mma", "ldmatrix", "stmatrix"):
+    if instruction.name in ("mma", "ldmatrix"):
         return registers.reader("-1", "u32")
     return registers.reader(instruction.operands[-1], "u32")
-
-
-def active_mask(instruction, machine):
-    """activemask: the lanes that execute it together."""
-    write = machine.registers.writer(instruction.operands[0], "b32")
-    return lambda threads: write(threads, _ballot(indices(threads), np.ones(len(indices(threads)), bool)))
 
 
 def build(instruction, machine):
@@ -38,9 +32,7 @@ def build(instruction, machine):
         return lambda threads: None
     if instruction.name == "ldmatrix":
         return _ldmatrix(instruction, machine)
-    builders = {"shfl": _shuffle, "vote": _vote, "elect": _elect, "redux": _reduce, "match": _match, "mma": _mma}
-    if instruction.name not in builders:
-        raise Unsupported(instruction.opcode)
+    builders = {"shfl": _shuffle, "vote": _vote, "elect": _elect, "redux": _reduce, "mma": _mma}
     return builders[instruction.name](instruction, machine.registers)
 
 
@@ -131,42 +123,20 @@ def _reduce(instruction, registers):
     return execute
 
 
-def _match(instruction, registers):
-    """match.any.sync: a bit mask of the lanes with the same value."""
-    if instruction.modifiers[0] != "any":
-        raise Unsupported(instruction.opcode)
-    kind = instruction.modifiers[-1]
-    write, value = registers.writer(instruction.operands[0], "b32"), registers.reader(instruction.operands[1], kind)
-    mask = mask_of(instruction, registers)
-
-    def execute(threads):
-        who = indices(threads)
-        values, result = np.broadcast_to(value(threads), who.shape), np.zeros(len(who), np.uint32)
-        for warp in np.unique(who // 32):
-            mine = np.flatnonzero(who // 32 == warp)
-            same = values[mine][:, None] == values[mine]
-            result[mine] = (same * (np.uint32(1) << (who[mine] % 32).astype(np.uint32))).sum(1)
-        write(threads, result & mask(threads))
-
-    return execute
-
-
 def _mma(instruction, registers):
-    """mma.sync.m16n8k16 and m16n8k8, row.col, of bf16 or f16, with float32 or float16 sums.
+    """mma.sync.m16n8k16 and m16n8k8, row.col, of bf16 or f16, with float32 sums.
 
     Sums in float64 and rounds once; tensor cores truncate intermediate sums.
     """
     *_, shape, rows, columns, result, kind, other, start = instruction.modifiers
     depth = {"m16n8k16": 16, "m16n8k8": 8}.get(shape)
-    if depth is None or (rows, columns) != ("row", "col") or kind not in ("bf16", "f16") or kind != other:
-        raise Unsupported(instruction.opcode)
-    if result != start or result not in ("f32", "f16"):
+    known = (rows, columns, result, start) == ("row", "col", "f32", "f32") and kind in ("bf16", "f16")
+    if depth is None or not known or kind != other:
         raise Unsupported(instruction.opcode)
     groups = [registers.group(text) for text in instruction.operands]
-    held = result if result == "f32" else "f16x2"
-    writes = [registers.writer(text, held) for text in groups[0]]
+    writes = [registers.writer(text, "f32") for text in groups[0]]
     a, b = ([registers.reader(text, "b32") for text in group] for group in groups[1:3])
-    c = [registers.reader(text, held) for text in groups[3]]
+    c = [registers.reader(text, "f32") for text in groups[3]]
     a_places = np.argsort(_places(len(a), 16, depth)[0], kind="stable")
     b_places = np.argsort(_places(len(b), 8, depth)[1], kind="stable")
 
@@ -182,10 +152,8 @@ def _mma(instruction, registers):
         left, right = matrix(a, threads, (16, depth), a_places), matrix(b, threads, (8, depth), b_places)
         product = left @ right.swapaxes(1, 2)  # [warps, 16, 8]
         lane = product[:, (LANES // 4)[:, None] + [0, 0, 8, 8], (LANES % 4 * 2)[:, None] + [0, 1, 0, 1]]
-        sums = lane.reshape(count, len(writes), -1)  # 4 registers with one number each, or 2 with two
-        for i, (write, read) in enumerate(zip(writes, c, strict=True)):
-            start = decode(np.broadcast_to(read(threads), count), held).reshape(count, -1)
-            write(threads, encode(sums[:, i] + start, held).reshape(count))
+        for sums, write, read in zip(lane.reshape(count, 4).T, writes, c, strict=True):
+            write(threads, (sums + read(threads)).astype(np.float32))
 
     return execute
 

@@ -7,6 +7,7 @@ ever modified.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,9 @@ from torch import Tensor
 
 from rlcourse.config import TrainConfig
 from rlcourse.dist import ALONE, OneProcess
+
+if TYPE_CHECKING:
+    from rlcourse.policy import Policy
 
 
 def completion_lengths(completion_ids: Tensor, eos_ids: Iterable[int]) -> Tensor:
@@ -78,11 +82,11 @@ class Rollout:
         )
 
 
-def right_pad(prompts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token ids [prompts, P] int64, zeros behind them, and how many each prompt has [prompts]."""
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=device)
-    return ids, torch.tensor([len(prompt) for prompt in prompts], device=device)
+def right_pad(rows: list[list], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows of numbers, such as token ids, as a tensor [rows, longest] with zeros behind each; their lengths [rows]."""
+    longest = max(map(len, rows))
+    numbers = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
+    return numbers, torch.tensor([len(row) for row in rows], device=device)
 
 
 def join_rows(
@@ -102,6 +106,27 @@ def join_rows(
     of_completion = column - prompt_lengths[:, None]
     completed = completion_ids.gather(1, of_completion.clamp(0, completion_ids.shape[1] - 1))
     return torch.where(of_completion < 0, ids, completed).masked_fill(column >= ends[:, None], pad_id), prompt_lengths
+
+
+def make_rollout(
+    policy: "Policy", prompts: list[list[int]], completion_ids: Tensor, lengths: Tensor, logprobs: Tensor
+) -> Rollout:
+    """A rollout of these completions, as wide as the longest.
+
+    completion_ids [rows, T or more] int64, logprobs as many float32, with anything behind a completion's tokens;
+    lengths [rows] int64.
+    """
+    longest = int(lengths.max())
+    completion_ids, logprobs = completion_ids[:, :longest], logprobs[:, :longest]
+    ids, prompt_lengths = join_rows(*right_pad(prompts, lengths.device), completion_ids, lengths, policy.pad_id)
+    last = completion_ids.gather(1, lengths[:, None] - 1)[:, 0]
+    return Rollout(
+        ids=ids,
+        prompt_lengths=prompt_lengths,
+        completion_lengths=lengths,
+        logprobs=logprobs.masked_fill(~completion_mask(lengths, longest), 0.0),
+        finished=torch.isin(last, torch.tensor(policy.eos_ids, device=last.device)),
+    )
 
 
 def concatenate(rollouts: list[Rollout]) -> Rollout:

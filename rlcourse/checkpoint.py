@@ -5,6 +5,9 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +30,37 @@ def bytes_of_checkpoint(policy: Policy) -> int:
 
 def save(training: Any) -> None:
     """Write a checkpoint of a `TrainingLoop`: the model, and all that `resume` needs beside it. All ranks call it."""
+    with written_meanwhile(training):
+        pass
+
+
+@contextmanager
+def written_meanwhile(training: Any) -> Iterator[None]:
+    """Write a checkpoint (see `save`) while something else runs that leaves model and optimizer alone."""
     training.seconds = time.perf_counter() - training.clock
-    with training.spent("saving"):
-        head = training.value_head
-        state = {
-            "step": training.step,
-            "optimizer": training.optimizer.state_dict(),
-            "value_head": head and head.state_dict(),
-            "random": random_state(training.device),
-            "sampled": training.order.position,
-            "data": training.fingerprint,
-            "seconds": training.seconds,
-            "spent": dict(training.spent.seconds),
-            "before": training.before,
-        }
-        policy, state = training.world.whole(training.policy, state)
+    began, head = time.perf_counter(), training.value_head
+    state = {
+        "step": training.step,
+        "optimizer": training.optimizer.state_dict(),
+        "value_head": head and head.state_dict(),
+        "random": random_state(training.device),
+        "sampled": training.order.position,
+        "data": training.fingerprint,
+        "seconds": training.seconds,
+        "spent": dict(training.spent.seconds),
+        "before": training.before,
+    }
+    policy, state = training.world.whole(training.policy, state)
+    with ThreadPoolExecutor(1) as aside:
+        writing = None
         if training.world.rank == 0:  # the others have the same
-            save_checkpoint(training.run.path, training.step, policy, state)
+            writing = aside.submit(save_checkpoint, training.run.path, training.step, policy, state)
+        busy = time.perf_counter()
+        yield
+        busy = time.perf_counter() - busy
+        if writing is not None:
+            writing.result()
+    training.spent.seconds["saving"] += time.perf_counter() - began - busy
 
 
 def restore(training: Any, checkpoint: Path) -> None:

@@ -19,7 +19,8 @@ def recorded(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
     collects = gc.isenabled()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, pool=pool):
+        # Another thread may write a checkpoint meanwhile, and its calls must not void the recording.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             yield
     finally:
         if collects:

@@ -1,5 +1,6 @@
 """What learns: the policy, what an algorithm needs beside it, and the optimizer; and what it computes for a step."""
 
+import math
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class Learner:
         self.policy_pass = model_pass(policy.model, config, config.compile)
         if self.reference is not None:
             self.reference_pass = model_pass(self.reference, config, as_base=True)
-        hidden_size = policy.model.config.hidden_size
+        hidden_size = policy.model.config.get_text_config().hidden_size
         gae = config.advantage == "gae"
         self.value_head = world.shard(ValueHead(hidden_size).to(policy.device)) if gae else None
         groups = [{"params": [p for p in policy.model.parameters() if p.requires_grad], "peak_lr": config.lr}]
@@ -153,3 +154,16 @@ def old_logprobs(learner: Learner, engine: RolloutEngine, batch: Batch, minibatc
             logprobs, _ = learner.logprobs_and_values(batch.rollout[rows])
             old[rows, : logprobs.shape[1]] = logprobs
     return learner.world.total(old)
+
+
+def lr_factor(step: int, config: Any) -> float:
+    """Learning rate of training step `step` (from 0) as a share of its peak: linear warm-up, then the schedule."""
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+    match config.schedule:
+        case "linear":
+            return 1.0 - progress
+        case "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * progress))
+    return 1.0

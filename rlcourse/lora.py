@@ -6,6 +6,7 @@ weights, each W + s B A written to where the engine keeps that matrix. Adapters 
 itself is imported where an adapter is made.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,11 +18,20 @@ from transformers import PreTrainedModel
 
 from rlcourse.dist import is_sharded, whole
 from rlcourse.files import read_json
+from rlcourse.trial import silence
 
 ALL_LINEAR = "all-linear"
 ALPHA = 32.0  # an adapter's product counts ALPHA / rank
 NAME = "default"  # peft's, of the one adapter that a model has here
 ALONE = 2**19  # numbers of a weight from which on a launch of its own copies it faster
+ROUNDING = 1e-4  # of logits, relative to the largest, by merging in float32
+# The options of peft that an adapter W + s B A of linear layers may have; all others compute something else.
+MEANT = {
+    "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
+    "r", "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "use_rslora", "init_lora_weights",
+    "rank_pattern", "alpha_pattern", "layers_to_transform", "layers_pattern",
+}  # fmt: skip
+INITS = True, False, "gaussian", "orthogonal"  # the values of init_lora_weights that leave the base alone
 COPY_ADAPTER = "copy the adapter's files again"
 
 
@@ -50,37 +60,61 @@ def linear_layers(model: PreTrainedModel) -> list[str]:
     return list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
 
 
-def load_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Give the base the adapter in `folder`, to the last bit. Raises FileNotFoundError or ValueError, in one sentence,
-    for one that cannot be read or does not fit."""
-    from peft import LoraConfig, inject_adapter_in_model
+def load_adapter(model: PreTrainedModel, folder: Path) -> nn.Module:
+    """Give the base the adapter in `folder`, to the last bit. Returns peft's model around it. Raises FileNotFoundError
+    or ValueError, in one sentence, for an adapter that cannot be read, does not fit, or is more than W + s B A."""
+    from peft import PeftModel
 
-    read_json(folder / "adapter_config.json", COPY_ADAPTER)
-    try:
-        config = LoraConfig.from_pretrained(str(folder))
-        others = config.use_dora, config.use_rslora, config.modules_to_save, config.rank_pattern, config.alpha_pattern
-        if any(others) or config.bias != "none":
-            raise ValueError("W + s B A is not all that it does")
-        inject_adapter_in_model(config, model, NAME)
-    except Exception:  # of a library; what is in the file is the user's
-        raise ValueError(
-            f"{folder / 'adapter_config.json'} is not that of a plain LoRA adapter of this model: {COPY_ADAPTER}."
-        ) from None
     file = folder / "adapter_model.safetensors"
+    check_options(folder / "adapter_config.json")
     if not file.is_file():
         raise FileNotFoundError(f"There is no file {file}: {COPY_ADAPTER}.")
     try:
         weights = load_file(file)
     except Exception:  # safetensors has an error of its own
         raise ValueError(f"{file} cannot be read or is cut short: {COPY_ADAPTER}.") from None
-    own = _adapter_weights(model)
-    if {name: p.shape for name, p in own.items()} != {name: w.shape for name, w in weights.items()}:
-        raise ValueError(f"{file} does not fit its base {base_of(folder)}: {COPY_ADAPTER}.")
     if not all(weight.isfinite().all() for weight in weights.values()):
         raise ValueError(f"The weights in {file} are not finite: use an earlier checkpoint.")
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(weights[name])
+    if others := [name for name in weights if ".lora_" not in name]:
+        raise ValueError(f"{file} holds {others[0]}, which is neither A nor B: merge it with peft first.")
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of weights that are missing, see below
+            wrapped = PeftModel.from_pretrained(model, str(folder), NAME, is_trainable=True)
+        own = {name: parameter.cpu() for name, parameter in _adapter_weights(model).items()}
+        fits = own.keys() == weights.keys() and all(torch.equal(own[name], w.float()) for name, w in weights.items())
+    except Exception:  # of a library; what is in the files is the user's
+        fits = False
+    if not fits:
+        raise ValueError(f"{file} does not fit its base {base_of(folder)}: {COPY_ADAPTER}.")
+    if not all(type(layer.get_base_layer()) is nn.Linear for layer in _adapted_layers(model)):
+        raise ValueError(f"The adapter in {folder} changes other layers than linear ones: merge it with peft first.")
+    silence(model)
+    return wrapped.eval()
+
+
+def check_options(file: Path) -> None:
+    """Raise ValueError for an adapter's config that asks for anything but W + s B A of some layers."""
+    from peft import LoraConfig
+
+    options, usual = read_json(file, COPY_ADAPTER), LoraConfig().to_dict()
+    for name, value in options.items():
+        fits = name in MEANT or value == usual.get(name) or value in (None, False, [], {})
+        if (name == "init_lora_weights" and value not in INITS) or (name == "peft_type" and value != "LORA"):
+            fits = False
+        if not fits:
+            raise ValueError(f"{file} has {name} {value!r}, which is not plain LoRA: merge it with peft first.")
+
+
+@torch.no_grad()
+def load_merged(model: PreTrainedModel, folder: Path) -> None:
+    """Merge the adapter in `folder` into the model. Raises what `load_adapter` does, and ValueError unless the merged
+    model has the logits that peft's has."""
+    wrapped, ids = load_adapter(model, folder), torch.arange(1, 9, device=model.device)[None]
+    expected = wrapped(input_ids=ids, use_cache=False).logits
+    merge(model)
+    found = model(input_ids=ids, use_cache=False).logits
+    if not (found - expected).abs().max() <= ROUNDING * expected.abs().max():
+        raise ValueError(f"The adapter in {folder}, merged into its base, has other logits: merge it with peft first.")
 
 
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:

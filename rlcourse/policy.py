@@ -1,19 +1,15 @@
 """The policy: a causal language model with its tokenizer, how a question becomes a prompt, and PPO's value head."""
 
 import copy
-import warnings
 from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -21,16 +17,13 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from rlcourse.chat import ends_of, template_end, write_chats
 from rlcourse.dist import is_sharded
-from rlcourse.files import read_bytes, read_json
-from rlcourse.hub import hub_or_cache
-from rlcourse.lora import base_of, is_adapter, load_adapter, merge
+from rlcourse.files import read_bytes
+from rlcourse.lora import base_of, is_adapter, load_merged, merge
+from rlcourse.model_files import COPY_AGAIN, check_model_files, check_template, first_line, load_tokenizer, loaded
 from rlcourse.paths import model_folder
-
-WIDTHS = ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads")
-# Qwen3 answers at once; Llama 3 is told the date, which else would be today's. Other templates ignore the words.
-TEMPLATE = {"enable_thinking": False, "date_string": "26 Jul 2024"}
-COPY_AGAIN = "copy the model's files again"  # the remedy for broken ones
+from rlcourse.trial import ORDINARY, try_model
 
 transformers_logging.disable_progress_bar()  # loading and saving would draw bars among ours
 
@@ -52,7 +45,7 @@ class Policy:
         """Token ids of a chat: `instruction` as the system turn if given, the examples as earlier turns, the question,
         and the open turn of the answer, without thinking where the template has a switch for it.
 
-        examples: pairs of a question and its answer. Raises ValueError if the tokenizer has no chat template.
+        examples: pairs of a question and its answer. Raises what `write_chats` does.
         """
         return self.prompts([question], instruction, examples)[0]
 
@@ -60,19 +53,29 @@ class Policy:
         self, questions: list[str], instruction: str = "", examples: Iterable[tuple[str, str]] = ()
     ) -> list[list[int]]:
         """`prompt` of each question, tokenized together on all cores."""
-        if self.tokenizer.chat_template is None:
-            raise ValueError("The model's tokenizer has no chat template: use an instruction-tuned model.")
         before = [{"role": "system", "content": instruction}] if instruction else []
         for asked, answered in examples:
             before += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
         chats = [[*before, {"role": "user", "content": question}] for question in questions]
-        texts = self.tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True, **TEMPLATE)
-        return self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return self.tokenizer(write_chats(self.tokenizer, chats), add_special_tokens=False)["input_ids"]
+
+    @property
+    def end(self) -> str:
+        """What an answer is taught to end with: the chat template's end, or else the tokenizer's."""
+        written = template_end(self.tokenizer)
+        return self.tokenizer.eos_token if written is None else self.tokenizer.convert_ids_to_tokens(written)
+
+    @cached_property
+    def known(self) -> Tensor:
+        """Which ids the tokenizer has, bool, False behind the last: a model may have more of them, also in between."""
+        ids = torch.tensor(list(self.tokenizer.get_vocab().values()))
+        return torch.zeros(int(ids.max()) + 2, dtype=torch.bool).index_fill(0, ids, True)
 
     def texts(self, completion_ids: Tensor, completion_mask: Tensor) -> list[str]:
         """The text of each completion, special tokens left out. completion_ids, completion_mask: [rows, T]."""
-        known = completion_mask & (completion_ids < len(self.tokenizer))  # a model may have more rows than tokens
-        rows = [ids[keep].tolist() for ids, keep in zip(completion_ids.cpu().numpy(), known.cpu().numpy(), strict=True)]
+        ids, mask = completion_ids.cpu(), completion_mask.cpu()
+        kept = (mask & self.known[ids.clamp(max=len(self.known) - 1)]).numpy()
+        rows = [of_row[keep].tolist() for of_row, keep in zip(ids.numpy(), kept, strict=True)]
         kind, plain = type(self.tokenizer), PreTrainedTokenizerFast
         own = any(
             getattr(kind, name) is not getattr(plain, name, None) for name in ("batch_decode", "decode", "_decode")
@@ -93,16 +96,15 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
     folder = model_folder(name)
     if folder is not None and is_adapter(folder):
         policy = load_policy(base_of(folder), device)
-        load_adapter(policy.model, folder)
-        merge(policy.model)
-        return policy
+        load_merged(policy.model, folder)
+        return with_words_of(folder, policy)
     path = name if folder is None else str(folder)
     if folder is not None:
         check_model_files(folder)
     options = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
     if torch.device(device).type == "cuda":
         options["device_map"] = {"": device}  # no copy in float32 on the CPU first
-    model, found = _loaded(AutoModelForCausalLM, path, folder, **options)
+    model, found = loaded(AutoModelForCausalLM, path, folder, **options)
     tokenizer = load_tokenizer(path, folder)
     for kind in ("missing", "unexpected", "mismatched"):  # of which transformers only warns
         for key in found[f"{kind}_keys"]:
@@ -110,88 +112,42 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
             raise ValueError(f"The weights in {path} do not fit its config.json ({kind}: {name}): {COPY_AGAIN}.")
     if not all(parameter.isfinite().all() for parameter in model.parameters()):
         raise ValueError(f"The weights in {path} are not finite: use an earlier checkpoint or another model.")
-    rows = model.get_input_embeddings().num_embeddings
-    if max(tokenizer.get_vocab().values()) >= rows:
+    if hasattr(model, "peft_config"):  # of a name on the hub
+        raise ValueError(f"{path} is an adapter: `hf download {path} --local-dir FOLDER`, then name that folder.")
+    policy = policy_of(model.to(device).eval(), tokenizer, model.generation_config.eos_token_id, path)
+    try:
+        try_model(policy.model, tokenizer(ORDINARY, add_special_tokens=False)["input_ids"], policy.pad_id)
+    except Exception as error:
+        raise ValueError(f"The model in {path} cannot be used ({first_line(error)}): use another one.") from error
+    return policy
+
+
+def policy_of(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, eos: int | list[int] | None, path: str
+) -> Policy:
+    """The policy of a model and its tokenizer. eos: what generation_config.json names. Raises ValueError if they do not
+    fit each other."""
+    if max(tokenizer.get_vocab().values()) >= (rows := model.get_input_embeddings().num_embeddings):
         raise ValueError(f"The tokenizer in {path} has more tokens than its model's {rows}: {COPY_AGAIN}.")
-    eos = model.generation_config.eos_token_id
-    eos_ids = [eos] if isinstance(eos, int) else list(eos or [tokenizer.eos_token_id])
-    if not all(type(token) is int and 0 <= token < rows for token in eos_ids):
-        raise ValueError(f"eos_token_id in {path} is not a token of the model, but {eos!r}: {COPY_AGAIN}.")
+    eos_ids = ends_of(tokenizer, eos, path)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
     # Qwen2.5-Instruct ships top-k, top-p and a repetition penalty here, which `generate` would mix into any settings.
     model.generation_config = GenerationConfig(eos_token_id=eos_ids, pad_token_id=pad_id)
-    return Policy(model.to(device).eval(), tokenizer, eos_ids, pad_id)
+    return Policy(model, tokenizer, eos_ids, pad_id)
 
 
-def check_model_files(folder: Path) -> None:
-    """Raise FileNotFoundError or ValueError, naming the file, for one that is missing or broken."""
-    if not (folder / "config.json").exists():
-        raise FileNotFoundError(f"No model in {folder}: a model folder holds config.json and its weights.")
-    if not (folder / "tokenizer.json").exists():
-        raise FileNotFoundError(
-            f"No tokenizer in {folder}: copy the model's tokenizer.json and tokenizer_config.json there."
-        )
-    sizes = read_json(folder / "config.json", COPY_AGAIN)
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        if (folder / name).exists():
-            read_json(folder / name, COPY_AGAIN)
-    if (folder / "chat_template.jinja").exists():
-        read_bytes(folder / "chat_template.jinja", COPY_AGAIN)
-    files, shapes = sorted(folder.glob("*.safetensors")), []
-    if not files and not any(folder.glob("*.bin")):
-        raise FileNotFoundError(f"No weights in {folder}: copy the model's model.safetensors there.")
-    for file in files:
-        try:
-            with safe_open(file, "pt") as weights:
-                shapes += [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118
-        except Exception:  # safetensors has an error of its own
-            raise ValueError(f"{file} cannot be read, is cut short or holds no weights: {COPY_AGAIN}.") from None
-    widest = max((size for shape in shapes for size in shape), default=0)
-    largest = {"num_hidden_layers": len(shapes)} | dict.fromkeys(WIDTHS, widest)
-    for name, most in largest.items():  # transformers would allocate it before it compares sizes
-        size = 0 if sizes.get(name) is None else sizes[name]
-        if files and not (type(size) is int and size <= most):
-            raise ValueError(f"{folder / 'config.json'} has {name} {size!r}, its weights have less: {COPY_AGAIN}.")
-
-
-def load_tokenizer(path: str, folder: Path | None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or hub name. Raises what `load_policy` does."""
-    tokenizer = _loaded(AutoTokenizer, path, folder)
-    if tokenizer.eos_token_id is None:
-        raise ValueError(f"The tokenizer of {path} has no end-of-sequence token: set eos_token in its config.")
-    if tokenizer.chat_template is None:
-        return tokenizer
-    try:
-        text = tokenizer.apply_chat_template([{"role": "user", "content": "1+1?"}], tokenize=False)
-    except Exception as error:  # whatever a template does
-        raise ValueError(f"The chat template of {path} fails ({_first_line(error)}): {COPY_AGAIN}.") from None
-    if "1+1?" not in text or not tokenizer("1+1?", add_special_tokens=False)["input_ids"]:
-        raise ValueError(f"The chat template of {path} leaves the question out: {COPY_AGAIN}.")
-    return tokenizer
-
-
-def _loaded(kind: type, path: str, folder: Path | None, **options) -> Any:
-    """`kind.from_pretrained` of a folder or hub name, with one sentence for whatever goes wrong."""
-    what = "tokenizer" if kind is AutoTokenizer else "model"
-    try:
-        with hub_or_cache() if folder is None else nullcontext():
-            return kind.from_pretrained(path, trust_remote_code=False, **options)
-    except (torch.OutOfMemoryError, MemoryError):
-        raise
-    except Exception as error:
-        if folder is None and isinstance(error, OSError):
-            raise FileNotFoundError(
-                f"{path} is not a folder here, and its {what} cannot be fetched from the hub: check the name and the "
-                "network."
-            ) from error
-        raise ValueError(f"The {what} in {path} cannot be read ({_first_line(error)}): {COPY_AGAIN}.") from error
-
-
-def _first_line(error: Exception) -> str:
-    """The message of an error, as one line that fits into a sentence."""
-    lines = str(error).strip().split("\n")
-    line = " ".join(part.strip() for part in lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")
-    return line if len(line) <= 150 else f"{line[:150]}…"
+def with_words_of(folder: Path, policy: Policy) -> Policy:
+    """The policy with the tokenizer, the chat template and the ends that its adapter's folder holds, if any."""
+    tokenizer, template = policy.tokenizer, folder / "chat_template.jinja"
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = load_tokenizer(str(folder), folder)
+    if template.is_file():
+        tokenizer.chat_template = read_bytes(template, COPY_AGAIN).decode()
+        check_template(tokenizer, str(folder))
+    named = policy.eos_ids
+    if (folder / "generation_config.json").is_file():
+        named = GenerationConfig.from_pretrained(folder).eos_token_id
+    return policy_of(policy.model, tokenizer, named, str(folder))
 
 
 def check_positions(model: PreTrainedModel, tokens: int) -> None:
@@ -234,15 +190,6 @@ def empty_copy(model: PreTrainedModel, dtype: torch.dtype, device: torch.device)
         clone.get_buffer(name).copy_(buffer)
     clone.generation_config = model.generation_config
     return clone
-
-
-def checkpoint_activations(model: PreTrainedModel) -> None:
-    """Recompute each layer's activations in the backward pass. transformers does so in training mode only; these models
-    have no dropout, so that mode changes nothing else."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # renamed in 5.23; older releases know this name alone
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    model.train()
 
 
 def compile_layers(model: PreTrainedModel) -> None:

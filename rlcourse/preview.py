@@ -47,9 +47,10 @@ def print_preview(config: TrainConfig, began: float) -> None:
 def preview(config: TrainConfig, began: float | None = None) -> dict[str, Any]:
     """Load the run's model, take `STEPS` of its steps and answer some of its test problems; keep nothing of it.
 
-    Returns, of the first step's answers, `readings` (see there), the name of the one that is `rewarded`, mean `length`
-    in tokens, the share that was `cut_off`, and two `samples`; the `warnings` so far; `memory_bytes`, the most held;
-    `step_seconds`, and the `seconds` of the whole run by part. Raises what `rlcourse.train.train` does.
+    Returns, of the first step's answers, `readings` (see there), the name of the one that is `rewarded`, the `ends` at
+    which one stops, mean `length` in tokens, the share that was `cut_off`, and two `samples`; the `warnings` so far;
+    `memory_bytes`, the most held; `step_seconds`, and the `seconds` of the whole run by part. Raises what
+    `rlcourse.train.train` does.
     """
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(Path(folder), replace(config, log_to="none"))
@@ -72,6 +73,7 @@ def preview(config: TrainConfig, began: float | None = None) -> dict[str, Any]:
     return {
         "readings": readings(first, config),
         "rewarded": trainer.headline,
+        "ends": [trainer.policy.tokenizer.decode([token]) for token in trainer.policy.eos_ids],
         "length": sum(a.tokens for a in first.answers) / len(first.answers),
         "cut_off": sum(not a.finished for a in first.answers) / len(first.answers),
         "samples": [{"text": a.text, "gold": a.problem.gold, "words": a.verdict.words} for a in first.answers[:2]],
@@ -163,6 +165,7 @@ def print_steps(config: TrainConfig, found: dict[str, Any]) -> None:
     for sample in found["samples"]:
         samples.add_row(escape(sample["text"]), sample["gold"], sample["words"])
     console.print(samples, table)
+    console.print(f"An answer ends at {escape(' or '.join(map(repr, found['ends'])))}.", highlight=False)
     for text in found["warnings"].values():
         console.print(f"[yellow]Warning:[/yellow] {escape(text)}", highlight=False)
     parts, total = found["seconds"], sum(found["seconds"].values())

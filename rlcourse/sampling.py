@@ -33,6 +33,11 @@ class Sampling:
         return self.temperature == 0
 
     @property
+    def inverse_temperature(self) -> float:
+        """What logits are multiplied with; 1 if greedy."""
+        return 1.0 if self.greedy else 1.0 / self.temperature
+
+    @property
     def restricted(self) -> bool:
         """Whether it leaves tokens out."""
         return self.top_k != 0 or self.top_p != 1.0

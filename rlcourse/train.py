@@ -15,24 +15,32 @@ import torch
 from tqdm import tqdm
 
 from rlcourse.batch import plan_minibatches
-from rlcourse.checkpoint import bytes_of_checkpoint, checkpoint_to_resume, policy_of_run, restore, save
+from rlcourse.checkpoint import (
+    bytes_of_checkpoint,
+    checkpoint_to_resume,
+    policy_of_run,
+    restore,
+    save,
+    written_meanwhile,
+)
 from rlcourse.collect import Completions, RewardFunction, answer_rewards, collect
 from rlcourse.config import TrainConfig
 from rlcourse.device import find_device, without_cudnn_attention
-from rlcourse.dist import ALONE, OneProcess, whole
+from rlcourse.dist import ALONE, OneProcess, share_of, whole
 from rlcourse.distributed.launch import start_world, world_of
 from rlcourse.evaluation import answer_problems, answer_test, summarize, summarize_test
 from rlcourse.files import try_folder
 from rlcourse.interrupts import saved_when_stopped
-from rlcourse.learner import Learner, make_batch, old_logprobs
+from rlcourse.learner import Learner, lr_factor, make_batch, old_logprobs
 from rlcourse.losses import aggregate, kl_estimate, sampler_correction, token_loss, value_loss
 from rlcourse.measure.timing import PhaseTimer, now
 from rlcourse.metrics import Means, run_summary, step_metrics, step_timing
-from rlcourse.policy import checkpoint_activations, compile_layers, load_policy
+from rlcourse.policy import compile_layers, load_policy
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.runs import RunFolder, new_run, run_to_resume
 from rlcourse.tasks import Task, in_format, task_of
 from rlcourse.tasks.prompts import PromptSampler, short_enough
+from rlcourse.trial import checkpoint_activations
 from rlcourse.watch import after_step, before_training, check_metrics, rounding
 
 SAMPLER_CAP = 2.0  # the largest weight that makes up for a sampler's log-probs
@@ -135,8 +143,8 @@ class TrainingLoop:
                     self._validate(bar)
                     if config.save_every and self.step % config.save_every == 0 and self.step < config.steps:
                         save(self)
-            after = self.test("after")
-        save(self)
+            with written_meanwhile(self):
+                after = self.test("after")
         summary = self.summary(after)
         self.run.finish(summary, self.curves)
         return summary
@@ -176,6 +184,10 @@ class Trainer(TrainingLoop):
             start = world.load(lambda place: load_policy(config.model, place), device)  # an adapter has its base below
         self.learner = Learner(self.policy, config, start and start.model, world)
         self.optimizer, self.value_head = self.learner.optimizer, self.learner.value_head
+        if not config.model.startswith("embedded") or device.type == "cuda":  # the smallest needs no check on a laptop
+            from rlcourse.memory import check_memory
+
+            check_memory(share_of(config, world.size), self.policy.model.config, device, world.size)
         dtype, longest = getattr(torch, config.dtype), config.max_prompt_tokens + config.max_new_tokens
         engine = make_engine(self.policy, config.engine, dtype, config.compile, longest, config.cache_gb, config.sleep)
         self.engine = world.engine(engine, device)
@@ -284,16 +296,3 @@ def update(optimizer: torch.optim.Optimizer, config: Any, step: int) -> float:
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return grad_norm
-
-
-def lr_factor(step: int, config: Any) -> float:
-    """Learning rate of training step `step` (from 0) as a share of its peak: linear warm-up, then the schedule."""
-    if step < config.warmup_steps:
-        return (step + 1) / config.warmup_steps
-    progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
-    match config.schedule:
-        case "linear":
-            return 1.0 - progress
-        case "cosine":
-            return 0.5 * (1.0 + math.cos(math.pi * progress))
-    return 1.0

@@ -11,7 +11,7 @@ from rlcourse.advantages import gae, whiten
 from rlcourse.losses import aggregate, token_loss, value_loss
 from rlcourse.rollout.blocks import BlockManager
 from rlcourse.rollout.hf import HFEngine
-from rlcourse.rollout.paged_scheduler import PagedScheduler
+from rlcourse.rollout.scheduler import Scheduler
 from rlcourse.sampling import GREEDY, Sampling, sampling_logits
 
 
@@ -51,10 +51,10 @@ def test_a_completion_that_fills_the_cache_exactly_fits(new, fits):
     """The last token is sampled and never cached."""
     blocks = BlockManager(4, block_tokens=4)  # 12 tokens
     if fits:
-        assert PagedScheduler(blocks, [[1] * 8], 1, new, 1).next_plan() is not None
+        assert Scheduler(blocks, [[1] * 8], 1, new, 1).next_plan() is not None
         return
     with pytest.raises(ValueError, match="needs 4 blocks"):
-        PagedScheduler(blocks, [[1] * 8], 1, new, 1)
+        Scheduler(blocks, [[1] * 8], 1, new, 1)
 
 
 class SaysItIsOnAGPU(torch.Tensor):

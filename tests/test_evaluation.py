@@ -18,7 +18,7 @@ from rlcourse.evaluation import (
     summarize,
     summarize_test,
 )
-from rlcourse.rollout.fast import FastEngine
+from rlcourse.rollout.torch_engine import TorchEngine
 from rlcourse.sampling import GREEDY, Sampling
 from rlcourse.tasks import Answer, MathTask, Problem
 from rlcourse.tasks.verify import Readings
@@ -90,7 +90,7 @@ def test_every_batch_has_the_same_rows_and_few_are_filled_up(batch_rows, size, b
 def test_probabilities_that_are_not_finite_are_no_answers(policy):
     with torch.no_grad():
         policy.model.get_input_embeddings().weight.fill_(torch.nan)
-    engine = FastEngine(policy)
+    engine = TorchEngine(policy)
     with pytest.raises(RuntimeError, match="The model's probabilities are not finite"):
         answer_problems(policy, engine, TASK, [Problem("What?", "", "1")], 3)
 

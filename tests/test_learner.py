@@ -8,7 +8,7 @@ import torch
 from policies import DEVICE, logprobs_alone, make_policy, rollout_of, rows_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlcourse import logprobs
+from rlcourse import head, logprobs
 from rlcourse import train as training
 from rlcourse.config import make_config
 from rlcourse.learner import Learner
@@ -178,9 +178,7 @@ def test_bfloat16_rounds_every_pass_a_little():
 
 
 def test_compile_is_for_the_passes_that_train_alone(monkeypatch):
-    monkeypatch.setattr(
-        logprobs, "_compiled", lambda: lambda hidden, head, targets, _: torch.full((len(targets),), 7.0)
-    )
+    monkeypatch.setattr(head, "_compiled", lambda: lambda hidden, head, targets, _: torch.full((len(targets),), 7.0))
     one = learner("grpo", kl_coef=0.1, compile=True)
     mask = ROLLOUT.completion_mask
     assert one.reference_logprobs(ROLLOUT)[mask].ne(7).all() and one.logprobs_and_values(ROLLOUT)[0][mask].eq(7).all()

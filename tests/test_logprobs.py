@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
-from rlcourse import logprobs as module
+from rlcourse import head as module
 from rlcourse.logprobs import chunked_logprobs, token_logprobs
 from rlcourse.sampling import Sampling, sampling_logits
 

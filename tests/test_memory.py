@@ -176,7 +176,7 @@ def test_activations_of_the_exact_pass_are_what_a_layer_keeps():
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 1}
     policy = make_policy(architecture="qwen3", hidden_size=64, intermediate_size=128, **sizes)
     weights = fused_weights(policy.model, DTYPE)
-    sequences = Sequences.equal(3, 8, torch.device(DEVICE))
+    sequences = Sequences.of(torch.full((3,), 8), torch.zeros(3, dtype=torch.long), 8, torch.device(DEVICE))
     angles, x = angles_at(weights, sequences.positions), torch.randn(3 * 8, 64, device=DEVICE)
     _, saved = layer_pass(weights, weights.layers[0], x, angles, partial(attention, sequences=sequences))
     kept = sum(tensor.nbytes for tensor in saved if tensor is not None)

@@ -67,7 +67,7 @@ def test_every_broken_file_of_a_model_is_refused(file, how, folder):
         ("config.json", {"tie_word_embeddings": False}, "missing: lm_head.weight"),
         ("generation_config.json", {"eos_token_id": 10**6}, "eos_token_id in "),
         ("tokenizer_config.json", {"eos_token": "new"}, "has more tokens than its model's 300"),
-        ("tokenizer.json", {"model": {"type": "BPE", "vocab": {}, "merges": []}}, "leaves the question out"),
+        ("tokenizer.json", {"model": {"type": "BPE", "vocab": {}, "merges": []}}, "leaves text out"),
     ],
 )
 def test_model_files_that_do_not_fit_each_other_are_refused(file, change, sentence, folder):
@@ -135,11 +135,15 @@ def test_generation_defaults_of_a_model_folder_do_not_survive_loading(folder):
     assert len(ids[:, 2].unique()) > 10
 
 
-@pytest.mark.parametrize(("eos", "expected"), [([7, 9], [7, 9]), (None, None)])
-def test_what_ends_a_completion_is_read_from_the_model_folder(eos, expected, folder):
+@pytest.mark.parametrize(("eos", "expected"), [([1, 0], [1, 0, 2]), (0, [0, 2]), (None, [2])])
+def test_what_ends_an_answer_is_what_model_folder_tokenizer_and_template_name(eos, expected, folder):
     edit(folder / "generation_config.json", eos_token_id=eos)
-    policy = load_policy(str(folder))
-    assert policy.eos_ids == (expected or [policy.tokenizer.eos_token_id])
+    assert load_policy(str(folder)).eos_ids == expected
+
+
+def test_an_end_that_is_ordinary_text_is_refused(folder):
+    edit(folder / "generation_config.json", eos_token_id=7)
+    assert "is 7, the ordinary text '%', which would cut answers short: name <|im_end|>" in refusal(folder, ValueError)
 
 
 def test_texts_leave_out_masked_special_and_unknown_tokens(policy):

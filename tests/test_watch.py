@@ -238,7 +238,15 @@ def test_a_dry_run_shows_what_answers_earn_and_how_long_the_run_takes():
     command = f"train {SMALL} --steps 12 --dry-run"
     result = CliRunner().invoke(cli.app, command.split(), env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
-    for text in ("accuracy (rewarded)", "accuracy lenient", "groups with signal", "12 steps of", "minutes in all"):
+    ends = "An answer ends at '<|im_end|>'"
+    for text in (
+        "accuracy (rewarded)",
+        "accuracy lenient",
+        "groups with signal",
+        "12 steps of",
+        "minutes in all",
+        ends,
+    ):
         assert text in result.output
     assert not Path("runs").exists()
 

@@ -323,12 +323,14 @@ ax.set_yticks([t + 0.42 for t in range(4)], [f"token {t}" for t in range(4)])
 plt.show()
 
 # %% [markdown]
-# The loop. **Look for** the score (8 products in a lane, then `warp_reduction_sum` over the 8 lanes of a token) and for
-# the online softmax of section 2, for each query head. A round of the loop brings `tokens` = 16 tokens. A lane has one
-# of them, number `partial` of the round, and of it 8 dimensions, chunk number `column`.
+# The loop, and what it does with a token. **Look for** the score (8 products in a lane, then `warp_reduction_sum` over
+# the 8 lanes of a token) and for the online softmax of section 2, for each query head. A round of the loop brings
+# `tokens` = 16 tokens. A lane has one of them, number `partial` of the round, and of it 8 dimensions, chunk number
+# `column`.
 
 # %%
 excerpt(decode_simple, "    for base in cutlass.range(first, last, tokens):", "    all_ml, all_acc = allocate")
+excerpt(decode_simple, "def take(", "@cute.jit\ndef begin")
 
 # %% [markdown]
 # Three details decide whether it is right.
@@ -365,7 +367,7 @@ def inputs(kernel, rows: int, slots: int, position: list[int], start: list[int] 
 
 def attend(kernel, x: dict, **options):
     """Run a kernel in the interpreter; gives the largest error against float32, and the interpreter's report."""
-    new = (None,) * 6 if isinstance(kernel, DecodeAttention) else ()  # of the fused form, section 8
+    new = (None,) * 4 if isinstance(kernel, DecodeAttention) else ()  # of the fused form, section 8
     room = () if isinstance(kernel, SimpleDecode) else x["room"]
     x["out"].fill_(torch.nan)
     report = simulate(

@@ -628,8 +628,9 @@ print(f"generate on this CPU: {step_ms:.2f} ms a step, {loop_ms:.2f} of them out
 # ladder["graph-eager"]["ms_per_step"] / ladder["graph"]["ms_per_step"] > 2 >
 # ladder["hf-static-compiled"]["ms_per_step"] / ladder["graph-eager"]["ms_per_step"] > 1 }}
 #
-# (In the package that is `FastEngine(policy, kernels="cute")`. By default the engine now uses an attention in Triton
-# that adds in the same order as the trainer's: lesson 11.)
+# (That step is gone from the package: its attention is in Triton now, and adds in the trainer's order, see lesson 11.
+# `TorchEngine(policy, torch.bfloat16, attention=decode_attention)` plugs the kernel of lesson 09, or one of yours, into
+# our step in PyTorch, and records it as one graph.)
 #
 # Since then the matrix products of a step have come to CuTe DSL, too, for Hopper: a warp that does nothing but ask for
 # weights, long before they are needed, and up to four blocks that share a deep product and add up through each other's

@@ -23,9 +23,9 @@
 # answers have the same prompt, the weights change after every rollout, and the log-probs go into a loss.
 #
 # **What the package has.** A paged cache: its bookkeeping is plain Python, which this lesson runs on a simulated
-# device; on a GPU `rlcourse/rollout/paged.py` runs the same plans, if you ask for it with `--cache-gb`. Without it,
-# each answer has room for its full length. And, on a Hopper GPU (H100, H200), *one set of numbers*: sampler and trainer
-# give a token the same log-prob, to the last bit.
+# device; on a GPU `rlcourse/rollout/gpu_engine.py` runs the same plans. It has blocks for answers of full length, or as
+# many as fit into `--cache-gb`. And, on a Hopper GPU (H100, H200), *one set of numbers*: sampler and trainer give a
+# token the same log-prob, to the last bit.
 
 # %%
 import copy
@@ -48,7 +48,7 @@ from rlcourse.measure.records import load_record, provenance
 from rlcourse.policy import load_policy
 from rlcourse.rollout import make_engine
 from rlcourse.rollout.blocks import BLOCK_TOKENS, BlockManager
-from rlcourse.rollout.paged_scheduler import PagedScheduler
+from rlcourse.rollout.scheduler import Scheduler
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import load_task
 
@@ -214,7 +214,7 @@ fit_bet = bet(
 )
 
 # %% [markdown]
-# The package's `PagedScheduler` makes plans and knows nothing of GPUs. Its other half, here, is a device that samples
+# The package's `Scheduler` makes plans and knows nothing of GPUs. Its other half, here, is a device that samples
 # nothing and counts:
 
 
@@ -235,7 +235,7 @@ class Seen:
 def watch(lengths, budget, prompts, group=1, longest=256, manager=None) -> Seen:
     """Run answers of `lengths` tokens, `group` to each prompt, in `budget` blocks of 16 tokens."""
     manager, seen = manager or BlockManager(budget + 1, 16), Seen()
-    scheduler = PagedScheduler(manager, prompts, group, longest, num_slots=len(lengths))
+    scheduler = Scheduler(manager, prompts, group, longest, num_slots=len(lengths))
     got, ended, limit = [0] * len(lengths), [False] * len(lengths), 0
     while plan := scheduler.next_plan():
         seen.sent_back += [(len(seen.rows), i) for i in range(plan.limit, limit) if not ended[i]]
@@ -406,7 +406,7 @@ for tokens in (64, 70):
         print(f"prompt {tokens}, {group} a prompt: {sum(busy) / len(busy):4.1f} rows", end=", ")
         print(f"prefilled {first:6,} tokens once and {seen.again:6,} again")
 
-scheduler = PagedScheduler(BlockManager(BUDGET + 1, 16), some_prompts(1, 70), 8, 256, 8)
+scheduler = Scheduler(BlockManager(BUDGET + 1, 16), some_prompts(1, 70), 8, 256, 8)
 plan = scheduler.next_plan()
 print("the first plan copies (from, to):", plan.copies)
 
@@ -489,7 +489,8 @@ slower = [100 * (equal[rows, "paged"]["ms_per_step"] / equal[rows, "unpaged"]["m
 #
 # And with equal lengths? A step's time differs by at most {{ max(map(abs, slower)):.0f }} %, and a rollout takes {{
 # min(later):.1f }} to {{ max(later):.1f }} % longer. {{ assert max(map(abs, slower)) < 3 and 0 < min(later) and
-# max(later) < 3 }} That is little, but it buys nothing there. So `--cache-gb` is off unless you ask for it.
+# max(later) < 3 }} That is little, for one engine instead of two. So pages are what the package has kept: with blocks
+# for full lengths, and as many answers at once as fit there, unless `--cache-gb` gives it a budget.
 #
 # ## 6 · What an update makes worthless
 #

@@ -894,7 +894,7 @@ for name, found in suspects.items():
 # %% tags=["hide-input"]
 # @title The kernel
 text = Path(norm_kernel.__file__).read_text()
-body = text[text.index("    @cute.kernel") : text.index("EXAMPLES")]
+body = text[text.index("    @cute.kernel") :]
 display(Code(inspect.cleandoc(body), language="python"))
 
 # %% [markdown]

@@ -19,9 +19,10 @@ from rlcourse.measure.shapes import ModelShape
 from rlcourse.measure.timing import measure, median_and_spread, seconds
 from rlcourse.policy import Policy, load_policy
 from rlcourse.rollout import RolloutEngine, vllm
-from rlcourse.rollout.fast import FastEngine
+from rlcourse.rollout.decoder import Attention
 from rlcourse.rollout.hf import HFEngine
-from rlcourse.rollout.triton_step import cute_wins
+from rlcourse.rollout.tiles import cute_wins
+from rlcourse.rollout.torch_engine import TorchEngine
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import load_task
 
@@ -34,32 +35,42 @@ WHOLE_LADDER = (Options.shape, "embedded", "tiny")  # shapes; of others our own 
 
 def ladder(policy: Policy, dtype: torch.dtype, rows: int, kept: str) -> dict[str, Callable[[], RolloutEngine]]:
     """How to make each engine, slowest first. kept: "all"; "cached", those with a cache; "fast", the best of
-    `generate` and our own; "ours", our own kernels alone. Ours decodes `rows` at once."""
+    `generate` and our own; "ours", our own kernels alone. These decode `rows` at once."""
 
-    def fast(kernels: str, compile: bool = False) -> RolloutEngine:
-        return FastEngine(policy, dtype, compile, max_slots=rows, kernels=kernels)
+    def in_pytorch(compile: bool = False, attention: Attention | None = None) -> RolloutEngine:
+        return TorchEngine(policy, dtype, compile, attention)
+
+    def with_kernels(cute: bool) -> RolloutEngine:
+        from rlcourse.rollout.gpu_engine import GPUEngine  # only where there is Triton
+
+        return GPUEngine(policy, dtype, max_slots=rows, cute=cute)
+
+    def with_attention() -> RolloutEngine:
+        from rlcourse.kernels.decode_ops import decode_attention  # only where there is CuTe DSL
+
+        return in_pytorch(attention=decode_attention)
 
     rungs = {
         "hf-none": lambda: HFEngine(policy, dtype, "none"),
         "hf-dynamic": lambda: HFEngine(policy, dtype, "dynamic"),
         "hf-static": lambda: HFEngine(policy, dtype, "static", compile=False),
         "hf-static-compiled": lambda: HFEngine(policy, dtype, "static"),
-        "graph-eager": lambda: fast(""),
-        "graph-compiled": lambda: fast("", compile=True),
-        "graph-triton": lambda: fast("triton"),
-        "graph-exact": lambda: fast("exact"),
-        "graph": lambda: fast("cute"),
-        "fast": lambda: fast(""),
+        "graph-eager": in_pytorch,
+        "graph-compiled": lambda: in_pytorch(compile=True),
+        "graph-attention": with_attention,
+        "graph-triton": lambda: with_kernels(cute=False),
+        "graph-exact": lambda: with_kernels(cute=True),
+        "fast": in_pytorch,
     }
     on_gpu = policy.device.type == "cuda"
-    in_triton = ["graph-triton", "graph-exact"]  # where CuTe DSL is not installed, "graph" is the same
-    captured = ["graph-eager", "graph-compiled", *in_triton, "graph"]  # our step, as a CUDA graph
-    left_out = ["fast"] if on_gpu else ["hf-static-compiled", *captured]
-    left_out += [] if cute_wins(policy.device) else in_triton
+    ours = ["graph-triton", "graph-exact"] if on_gpu else ["fast"]
+    in_pytorch_too = ["graph-eager", "graph-compiled", "graph-attention"]  # our step, as a CUDA graph
+    left_out = ["fast"] if on_gpu else ["hf-static-compiled", *in_pytorch_too, "graph-triton", "graph-exact"]
+    left_out += [] if on_gpu and cute_wins(policy.device) else ["graph-attention", "graph-triton"]
     left_out += [] if kept == "all" else ["hf-none"]
-    left_out += [name for name in rungs if name not in (*in_triton, "graph", "fast")] if kept == "ours" else []
+    left_out += [name for name in rungs if name not in ours] if kept == "ours" else []
     if kept == "fast":
-        left_out += ["hf-static"] + (["hf-dynamic", "graph-eager", "graph-compiled", *in_triton] if on_gpu else [])
+        left_out += ["hf-static"] + (["hf-dynamic", *in_pytorch_too, "graph-triton"] if on_gpu else [])
     return {name: make for name, make in rungs.items() if name not in left_out}
 
 
@@ -148,8 +159,8 @@ def _rung(
 ) -> dict[str, Any]:  # fmt: skip
     """One rung at one number of rows."""
     device, engine = policy.device, make()
-    ours, batch = isinstance(engine, FastEngine), rows // GROUP
-    some = prompts if ours else prompts[: 2 * batch]  # `generate` does one batch like the other
+    ours, batch = not isinstance(engine, HFEngine | TorchEngine), rows // GROUP
+    some = prompts if ours else prompts[: 2 * batch]  # others do one batch like the other
     draws = DRAWS if ours and lengths == "skewed" else 1
     row, done = measure_rung(engine, some, len(some) if ours else batch, new_tokens, repeats, device, draws)
     if lengths == "equal":

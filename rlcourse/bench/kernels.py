@@ -11,12 +11,11 @@ from torch import Tensor
 
 from rlcourse.bench.models import write_random_model
 from rlcourse.bench.results import Rows
-from rlcourse.exact.weights import has_kernels
+from rlcourse.exact import KEYS
+from rlcourse.exact.weights import FusedWeights, fused_weights, has_kernels
 from rlcourse.measure.timing import graph_seconds
 from rlcourse.policy import load_policy
-from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.slots import Room, Slots
-from rlcourse.rollout.triton_step import TritonStep
 from rlcourse.sampling import Sampling, sample_tokens
 from rlcourse.tasks import load_task
 
@@ -34,21 +33,21 @@ def kernels(shape: str, rows: list[int], repeats: int = 5) -> tuple[dict[str, An
     with tempfile.TemporaryDirectory() as folder:
         write_random_model(shape, load_task("minigsm"), Path(folder))
         model = load_policy(folder, "cuda").model
-    decoder = Decoder(model, torch.bfloat16, compile=False)
-    if not has_kernels(decoder.weights):
+    weights = fused_weights(model, torch.bfloat16)
+    if not has_kernels(weights):
         raise ValueError(f"The kernels cannot do {shape}: sizes must be multiples of 128, heads 64 or 128 wide.")
     results: Rows = []
     for count in rows:
-        results += _one_size(decoder, count, repeats)
+        results += _one_size(weights, count, repeats)
     return {"shape": shape, "dtype": "bfloat16", "context": CONTEXT, "repeats": repeats}, results
 
 
 @torch.no_grad()
-def _one_size(decoder: Decoder, rows: int, repeats: int) -> Rows:
+def _one_size(weights: FusedWeights, rows: int, repeats: int) -> Rows:
     """Each kernel and its peer at one number of rows."""
-    step = _step(decoder, rows)
+    step = _step(weights, rows)
     found: Rows = []
-    for name, (ours, peer, moved, error, calls) in _pieces(decoder, step, rows).items():
+    for name, (ours, peer, moved, error, calls) in _pieces(weights, step, rows).items():
         _fill(step)  # kernels change the numbers that they read
         found_error = error()
         for variant, run in ((name, ours), (f"{name}-pytorch", peer)):
@@ -59,37 +58,47 @@ def _one_size(decoder: Decoder, rows: int, repeats: int) -> Rows:
     return found
 
 
-def _step(decoder: Decoder, rows: int) -> TritonStep:
-    """A step whose buffers hold numbers of the usual size."""
-    slots = Slots.empty(decoder, Room(rows, LENGTH, 1, 1, rows, 8))
-    slots.cache.normal_()
+def _step(weights: FusedWeights, rows: int):
+    """A `TritonStep` whose buffers hold numbers of the usual size."""
+    from rlcourse.rollout.triton_step import TritonStep  # only where there is Triton
+
+    device, blocks = weights.embedding.device, LENGTH // KEYS  # of each row, one after the other
+    slots = Slots.empty(Room(rows, LENGTH, 1, 1, rows, 8), device)
+    slots.completion.copy_(torch.arange(rows))
+    slots.block_table[:rows] = torch.arange(rows * blocks).view(rows, blocks)
     slots.position.fill_(CONTEXT)
-    step = TritonStep(decoder, slots, torch.tensor([0], device=slots.cache.device))
+    shape = len(weights.layers), 2, rows * blocks, weights.kv_heads, KEYS, weights.head_dim
+    cache = torch.randn(shape, dtype=weights.dtype, device=device)
+    step = TritonStep(weights, slots, cache, torch.tensor([0], device=device))
     _fill(step)
     return step
 
 
-def _fill(step: TritonStep) -> None:
+def _fill(step) -> None:
     """Random numbers of the usual size, with an rms of 1."""
     for buffer in (step.y, step.mixed, step.q, step.h, step.x, step.logits):
         buffer.normal_()
     step.squares.fill_(step.hidden / step.squares.shape[1])
 
 
-def _pieces(decoder: Decoder, step: TritonStep, rows: int) -> dict[str, tuple]:
+def _pieces(weights: FusedWeights, step, rows: int) -> dict[str, tuple]:
     """By name: our kernel, PyTorch's way, bytes that must be moved, the error, and how often a run calls the kernel."""
-    from rlcourse.rollout import triton_kernels  # only where there is a GPU
-
     tiles = step.tiles(rows)
-    layers, caches = decoder.layers, list(step.slots.cache)
+    layers, caches = weights.layers, list(step.cache)
     x, y, h, mixed = (buffer[:rows] for buffer in (step.x, step.y, step.h, step.mixed))
     first, cache = layers[0], caches[0]
-    used = rows * 2 * decoder.kv_heads * decoder.head_dim * (CONTEXT + 1) * 2
-    query = step.q[:rows].view(rows, decoder.heads, 1, decoder.head_dim)
-    seen = cache[:, :, :, : CONTEXT + 1]
+    used = rows * 2 * weights.kv_heads * weights.head_dim * (CONTEXT + 1) * 2
+    query = step.q[:rows].view(rows, weights.heads, 1, weights.head_dim)
+
+    def by_rows(layer_cache: Tensor) -> Tensor:
+        """Keys and values in the order of a row's tokens: [2, R, K, CONTEXT + 1, D]."""
+        together = layer_cache.unflatten(1, (rows, -1)).transpose(2, 3).flatten(3, 4)
+        return together[:, :, :, : CONTEXT + 1]
+
+    side_by_side = {id(layer_cache): by_rows(layer_cache) for layer_cache in caches}  # as PyTorch reads them
 
     def attend(layer_cache: Tensor) -> Tensor:
-        keys, values = layer_cache[:, :, :, : CONTEXT + 1]
+        keys, values = side_by_side[id(layer_cache)]
         return F.scaled_dot_product_attention(query, keys, values, enable_gqa=True)
 
     def swiglu(layer) -> Tensor:
@@ -97,18 +106,19 @@ def _pieces(decoder: Decoder, step: TritonStep, rows: int) -> dict[str, tuple]:
         return F.silu(gate) * up
 
     def out(layer) -> None:
-        step._add(triton_kernels, "out", step.mixed, layer.out, layer.mlp_norm, rows, tiles.out)
+        step._add("out", step.mixed, layer.out, layer.mlp_norm, rows, tiles.out)
 
     def down(layer) -> None:
-        step._add(triton_kernels, "down", step.h, layer.down, layer.mlp_norm, rows, tiles.down)
+        step._add("down", step.h, layer.down, layer.mlp_norm, rows, tiles.down)
 
     def attention_error() -> float:
         step._attention(cache, rows, step.attention(rows))
+        seen = by_rows(cache)
         exact = F.scaled_dot_product_attention(query.float(), seen[0].float(), seen[1].float(), enable_gqa=True)
         return relative_error(mixed, exact.reshape(rows, -1))
 
     def gate_up_error() -> float:
-        step._gate_up(triton_kernels, first, rows, tiles)
+        step._gate_up(first, rows, tiles)
         gate, up = F.linear(y.float(), first.gate_up.float()).chunk(2, -1)
         return relative_error(h, F.silu(gate) * up)
 
@@ -133,7 +143,7 @@ def _pieces(decoder: Decoder, step: TritonStep, rows: int) -> dict[str, tuple]:
             used, attention_error, count,
         ),
         "qkv": (
-            each(lambda layer, c: step._qkv(triton_kernels, layer, c, rows, tiles)),
+            each(lambda layer, c: step._qkv(layer, c, rows, tiles)),
             each(lambda layer, c: F.linear(y, layer.qkv, layer.qkv_bias)),
             first.qkv.nbytes, lambda: None, count,
         ),
@@ -143,7 +153,7 @@ def _pieces(decoder: Decoder, step: TritonStep, rows: int) -> dict[str, tuple]:
             first.out.nbytes, lambda: None, count,
         ),
         "gate_up": (
-            each(lambda layer, c: step._gate_up(triton_kernels, layer, rows, tiles)),
+            each(lambda layer, c: step._gate_up(layer, rows, tiles)),
             each(lambda layer, c: swiglu(layer)),
             first.gate_up.nbytes, gate_up_error, count,
         ),

@@ -22,9 +22,8 @@ def logprobs(model, weights: FusedWeights, x: Tensor, targets: Tensor, sampling:
     """Log-probs [n] float32 of `targets` [n] under the sampling distribution; x [n, d]: the residual stream after the
     last layer where they are predicted. Differentiable in x and the parameters of `model`."""
     if not sampling.restricted:
-        inverse = 1.0 if sampling.greedy else 1.0 / sampling.temperature
         parameters = model.model.norm.weight, model.lm_head.weight
-        return LogProbs.apply(x, targets, weights, inverse, chunk, *parameters)
+        return LogProbs.apply(x, targets, weights, sampling.inverse_temperature, chunk, *parameters)
 
     def of_chunk(x: Tensor, targets: Tensor) -> Tensor:
         return restricted_logprobs(scaled_logits(model, weights, x), targets, sampling)

@@ -240,22 +240,6 @@ def trunk(
     return x
 
 
-@torch.no_grad()
-def prefill(weights: FusedWeights, ids: Tensor, lengths: Tensor, cache: Tensor) -> Tensor:
-    """x [prompts, d] after the last token of prompts ids [prompts, P], `lengths` [prompts] long; their keys and values
-    to the front of cache [layers, 2, prompts, K, P or more, D]. Padding is computed, too."""
-    prompts, width = ids.shape
-    sequences = Sequences.equal(prompts, width, ids.device)
-    angles = angles_at(weights, sequences.positions)
-    with one_chain():
-        x = weights.embedding[ids.flatten()].float()
-        for layer, (keys, values) in zip(weights.layers, cache, strict=True):
-            x, (_, _, _, _, k, v, *_) = layer_pass(weights, layer, x, angles, partial(attention, sequences=sequences))
-            keys[:, :, :width] = k.unflatten(0, (prompts, width)).transpose(1, 2)
-            values[:, :, :width] = v.unflatten(0, (prompts, width)).transpose(1, 2)
-    return x.view(prompts, width, -1)[torch.arange(prompts, device=ids.device), lengths - 1]
-
-
 def angles_at(weights: FusedWeights, positions: Tensor) -> Angles:
     """Of tokens at these positions [N]."""
     return weights.cos[positions], weights.sin[positions]

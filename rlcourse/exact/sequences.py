@@ -44,16 +44,6 @@ class Sequences:
         copies = followers[sequence] * (position < beginning[sequence])
         return cls(table, length, sequence * length + position, copies.int())
 
-    @classmethod
-    def equal(cls, count: int, length: int, device: torch.device) -> "Sequences":
-        """`count` sequences of `length` tokens each that share nothing. Without a look from the host, so that a graph
-        can capture it."""
-        starts = length * torch.arange(count, dtype=torch.int32, device=device)
-        zeros = torch.zeros_like(starts)
-        table = torch.stack([zeros + length, zeros, starts, starts], dim=1)
-        places = torch.arange(count * length, device=device)
-        return cls(table, length, places, torch.zeros_like(places, dtype=torch.int32))
-
     def __len__(self) -> int:
         return len(self.table)
 

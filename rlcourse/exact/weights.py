@@ -8,6 +8,8 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import PreTrainedModel
 
@@ -15,18 +17,18 @@ from rlcourse.cuda_graphs import CudaGraphs
 from rlcourse.dist import is_sharded
 from rlcourse.lora import copy_merged, has_adapter
 
-_steps = 0  # of all optimizers of the process
 COMPARED = 64  # weights compared at once: few launches, and little memory
 FAMILIES = ("qwen2", "qwen3", "llama")
 ROPES = ("default", "llama3")  # an angle is the position times a frequency, which transformers' model has
 
 
-def _count_step(*_: object) -> None:
-    global _steps
-    _steps += 1
+def count_step(optimizer: Optimizer, *_: object) -> None:
+    """Count a step in its parameters' `_version`, which PyTorch itself does unless the optimizer is a fused one."""
+    for group in optimizer.param_groups:
+        increment_version(group["params"])
 
 
-register_optimizer_step_post_hook(_count_step)
+register_optimizer_step_post_hook(count_step)
 
 
 @dataclass
@@ -64,8 +66,8 @@ class Layer:
 
 class FusedWeights:
     """Copies of a model's weights: the query, key and value projections are one matrix, so are gate and up. Matrices in
-    `dtype`, norms in float32. They are those of the last `sync`. cos, sin: RoPE's table [positions, D / 2] float32.
-    syncs: how many there have been.
+    `dtype`, norms in float32. They are those of the last `sync`; syncs: how many there have been, so that what was
+    computed from the weights can tell whether it is out of date. cos, sin: RoPE's table [positions, D / 2] float32.
 
     Raises ValueError for what `unknown_part` finds.
     """
@@ -122,21 +124,25 @@ class FusedWeights:
         else:
             copy()
         self.syncs += 1
-        self.known = self._changes()
+        self.version = self._version()
 
     def follow(self, model: PreTrainedModel) -> None:
-        """`sync` if a weight may have changed since: an optimizer has made a step, which PyTorch does not count as a
-        change where it is a fused one, or PyTorch counts a change. What writes to a weight's `.data` is not seen."""
-        if self._changes() != self.known:
+        """`sync` if PyTorch has counted a change of a weight since the last one. It does not count what is written to a
+        weight's `.data`."""
+        if self._version() != self.version:
             self.sync(model)
 
-    def _changes(self) -> tuple[int, int]:
-        return _steps, sum(parameter._version for parameter in self.parameters)
+    def follow_any_change(self, model: PreTrainedModel) -> None:
+        """`sync` unless they are the model's weights as they are now."""
+        if self._version() != self.version or not self.same_as(model):
+            self.sync(model)
+
+    def _version(self) -> int:
+        return sum(parameter._version for parameter in self.parameters)
 
     @torch.no_grad()
     def same_as(self, model: PreTrainedModel) -> bool:
-        """Whether they are the model's weights as they are now. They are compared number by number: PyTorch's count of
-        changes leaves out what a fused optimizer changes."""
+        """Whether they are the model's weights as they are now, compared number by number."""
         sources, largest = self._sources(model), []
         for first in range(0, len(sources), COMPARED):
             held = self.targets[first : first + COMPARED]

@@ -10,22 +10,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rlcourse.kernels import KernelError
-from rlcourse.kernels.arguments import Argument, need_dtype
+from rlcourse.kernels.arguments import Argument
 from rlcourse.kernels.dsl import Float32, Int32, const_expr, cute, cutlass, range_constexpr
-from rlcourse.kernels.products import (
-    DEPTH,
-    GROUP,
-    QUAD,
-    Tiled,
-    allocate,
-    copies,
-    instructions,
-    load,
-    multiply,
-    product,
-    quad,
-)
+from rlcourse.kernels.products import DEPTH, GROUP, QUAD, Tiled, load, multiply, product, quad
 
 
 def add_product_reference(a: Tensor, w: Tensor, x: Tensor, norm: Tensor, share: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -41,11 +28,8 @@ def add_product_reference(a: Tensor, w: Tensor, x: Tensor, norm: Tensor, share: 
 
 @dataclass(frozen=True)
 class AddProduct(Tiled):
-    """The kernel. columns, depth: of w. share: of the depth, for each block of a cluster, of which there are at most 4.
-
-    tile_columns: of a block, 64 for each four warps that multiply; tile_rows: of a block, a multiple of 16 up to 256;
-    stages: tiles in shared memory.
-    """
+    """The kernel. columns, depth: of w. share: of the depth, for each block of a cluster, of which there are at most
+    4."""
 
     columns: int
     depth: int
@@ -56,19 +40,16 @@ class AddProduct(Tiled):
     dtype: str = "bfloat16"
 
     def __post_init__(self):
-        need_dtype(self)
         whole = self.columns % self.tile_columns == self.share % DEPTH == self.depth % 8 == 0
-        if not whole or self.shares > 4:
-            raise KernelError(
-                f"A product of {self.columns} columns, {self.depth} deep in shares of {self.share}, does not come in "
-                f"{self.stages} whole tiles of {self.tile_columns} columns, {DEPTH} deep, and four shares at most: use "
-                f"the kernel in Triton."
-            )
-        self.need_room(4 * self.tile_rows * (self.tile_columns + 4))
+        self.check(whole and self.shares <= 4, 4 * self.tile_rows * (self.tile_columns + 4))
 
     @property
     def shares(self) -> int:
         return -(-self.depth // self.share)
+
+    @property
+    def cluster(self) -> tuple[int, int, int]:
+        return 1, 1, self.shares
 
     def arguments(self):
         return (
@@ -80,30 +61,14 @@ class AddProduct(Tiled):
             Argument("squares", "float32", ("rows", self.columns // GROUP), output=True),
         )
 
-    def grid(self, a, *others):
-        return self.columns // self.tile_columns, -(-a.shape[0] // self.tile_rows), self.shares
-
-    @cute.jit
-    def __call__(self, a, w, x, norm, y, squares, stream):
-        mma, layout_w, layout_a = instructions(a.element_type, self.tile_columns, self.tile_rows, self.stages)
-        copy_w, w = copies(w, layout_w, self.tile_columns)
-        copy_a, a = copies(a, layout_a, self.tile_rows)
-        blocks = (self.columns // self.tile_columns, cute.ceil_div(x.shape[0], self.tile_rows), self.shares)
-        launched = self.kernel(copy_w, w, copy_a, a, x, norm, y, squares, mma, layout_w, layout_a)
-        cluster = (1, 1, self.shares)
-        launched.launch(grid=blocks, block=[self.threads, 1, 1], cluster=cluster, stream=stream, use_pdl=True)
-
     @cute.kernel
     def kernel(
         self, copy_w: cute.CopyAtom, w: cute.Tensor, copy_a: cute.CopyAtom, a: cute.Tensor, x: cute.Tensor,
         norm: cute.Tensor, y: cute.Tensor, squares: cute.Tensor, mma: cute.TiledMma,
         layout_w: cute.ComposedLayout, layout_a: cute.ComposedLayout,
     ):  # fmt: skip
-        cute.arch.griddepcontrol_launch_dependents()
-        column_tile, row_tile, share = cute.arch.block_idx()
-        thread, _, _ = cute.arch.thread_idx()
-        works = cute.arch.make_warp_uniform(cute.arch.warp_idx()) < const_expr(self.workers // 32)
-        tiles_w, tiles_a, place, full, empty = allocate(y.element_type, layout_w, layout_a, self.stages, self.workers)
+        column_tile, row_tile, share, thread, works, shared = self.begin(y.element_type, layout_w, layout_a)
+        tiles_w, tiles_a, place, full, empty = shared
         pitch = const_expr(self.tile_columns + 4)  # 4 floats more, so that the lanes of a warp meet different banks
         by_columns = cute.make_layout((self.tile_columns, self.tile_rows), stride=(1, pitch))
         sums = cute.make_tensor(cute.recast_ptr(place, dtype=Float32), by_columns)

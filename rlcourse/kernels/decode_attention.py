@@ -24,19 +24,10 @@ import math
 from dataclasses import dataclass
 
 from rlcourse.kernels.arguments import Argument
-from rlcourse.kernels.decode_common import (
-    LOG2_E,
-    LOWEST,
-    DecodeKernel,
-    allocate_partials,
-    chunks,
-    finish,
-    power,
-    share,
-    tokens_of_row,
-)  # fmt: skip
+from rlcourse.kernels.decode_common import DecodeKernel, allocate_partials, chunks, finish, share, tokens_of_row
 from rlcourse.kernels.decode_new_token import load, open_softmax, rotate, sum_of_four, write_to_cache
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.kernel import LOG2_E, LOWEST, power, registers, tensor_cores
 
 TILE = 16  # tokens that a product takes
 
@@ -45,22 +36,18 @@ TILE = 16  # tokens that a product takes
 class DecodeAttention(DecodeKernel):
     """The kernel, with the fields of `SplitDecode`. warps: of a block; they share its tokens.
 
-    angles: dtype of cos and sin, for the fused form: q and the new token's k and v come as they leave the projection; q
-    and k get their RMSNorm (norm: dtype of its weights, None for no norm) and RoPE here, k and v their place in the
-    cache. tiles: products of 16 tokens that a warp has under way.
+    angles: dtype of cos and sin, for the fused form: q and the new token's k and v come as they leave the projection,
+    and get their RoPE and their place in the cache here. tiles: products of 16 tokens that a warp has under way.
 
-    Programmatic dependent launch (Hopper and later): with early, the blocks may come to the GPU before the kernel
-    before them has ended, and wait there. With ahead, that kernel writes nothing of position, start and the tokens
-    before the newest one, as in a loop that decodes; what a block needs of them first is read before it waits.
-    release: when the kernel after this one may come, "start" or "end" (of a block's loop over tokens); None: when this
-    one has ended.
+    Programmatic dependent launch (Hopper and later): with early, blocks may start before the previous kernel has ended,
+    and wait. With ahead, that kernel writes nothing of position, start and older tokens, as in a decode loop, so blocks
+    read some of these before they wait. release: when the next kernel may start, at the "start" of a block or at the
+    "end" of its loop; None: when this one has ended.
     """
 
     splits: int = 1
     warps: int = 4
     angles: str | None = None
-    norm: str | None = None
-    eps: float = 1e-6
     early: bool = False
     ahead: bool = False
     tiles: int = 1
@@ -71,18 +58,17 @@ class DecodeAttention(DecodeKernel):
         return 32 * self.warps
 
     def arguments(self):
-        new, turn, norm = ("rows", self.kv_heads, self.head_size), ("rows", self.head_size // 2), (self.head_size,)
+        new, turn = ("rows", self.kv_heads, self.head_size), ("rows", self.head_size // 2)
         return super().arguments(
             *(Argument(name, self.dtype, new, free=1) if self.angles else None for name in ("k", "v")),
             *(Argument(name, self.angles, turn, free=1) if self.angles else None for name in ("cos", "sin")),
-            *(Argument(name, self.norm, norm) if self.norm else None for name in ("q_norm", "k_norm")),
         )
 
     @cute.kernel
     def kernel(
         self, q: cute.Tensor, k_cache: cute.Tensor, v_cache: cute.Tensor, k: cute.Tensor, v: cute.Tensor,
-        cos: cute.Tensor, sin: cute.Tensor, q_norm: cute.Tensor, k_norm: cute.Tensor, position: cute.Tensor,
-        start: cute.Tensor, out: cute.Tensor, partial_acc: cute.Tensor, partial_ml: cute.Tensor, arrived: cute.Tensor,
+        cos: cute.Tensor, sin: cute.Tensor, position: cute.Tensor, start: cute.Tensor, out: cute.Tensor,
+        partial_acc: cute.Tensor, partial_ml: cute.Tensor, arrived: cute.Tensor,
     ):  # fmt: skip
         if const_expr(self.release == "start"):
             cute.arch.griddepcontrol_launch_dependents()
@@ -130,7 +116,7 @@ class DecodeAttention(DecodeKernel):
             if begin < end:
                 load_keys(key, keys, begin, end, g, c)
         if const_expr(self.angles):
-            rotate(query, cosine, sine, q_norm, c, self.eps)
+            rotate(query, cosine, sine)
         if const_expr(not self.ahead):  # noqa: SIM102
             if begin < end:
                 load_values(value, values, begin, end, g, c)
@@ -139,7 +125,7 @@ class DecodeAttention(DecodeKernel):
         if const_expr(apart):  # noqa: SIM102
             if opens:
                 if const_expr(self.angles):
-                    rotate(new_key, cosine, sine, k_norm, c, self.eps)
+                    rotate(new_key, cosine, sine)
                     write_to_cache(new_key, new_value, keys, values, newest, g, c)
                 m, l = open_softmax(acc, query, new_key, new_value, c, scale)
         queries, scores = query_operand(query), registers(Float32, (2, 2), 1, 2 * self.tiles)
@@ -156,13 +142,6 @@ class DecodeAttention(DecodeKernel):
         leave(own_ml, own_acc, acc, m, sum_of_four(l), warp, g, c)
         workspace = (partial_acc, partial_ml, arrived)
         finish(own_ml, own_acc, out, workspace, row, kv_head, split, group, self.splits, self.threads)
-
-
-def registers(dtype, *shape) -> cute.Tensor:
-    """Zeros in registers, elements next to each other from the first dimension on."""
-    room = cute.make_rmem_tensor(cute.make_layout(shape), dtype)
-    room.fill(0.0)
-    return room
 
 
 @cute.jit
@@ -247,11 +226,6 @@ def multiply_values(acc: cute.Tensor, weights: cute.Tensor, value: cute.Tensor):
 
 
 @cute.jit
-def tensor_cores(operand: cute.Tensor):
-    return cute.make_tiled_mma(cute.nvgpu.warp.MmaF16BF16Op(operand.element_type, Float32, (16, 8, 16)))
-
-
-@cute.jit
 def leave(all_ml: cute.Tensor, all_acc: cute.Tensor, acc: cute.Tensor, m, l, warp, g, c):
     """A warp's partial, into shared memory."""
     if c == 0:
@@ -263,13 +237,3 @@ def leave(all_ml: cute.Tensor, all_acc: cute.Tensor, acc: cute.Tensor, m, l, war
             for e in range_constexpr(8):
                 chunk[e] = acc[(p, e % 2), 4 * j + e // 2]
             cute.autovec_copy(chunk, heads[None, g + 8 * j])
-
-
-EXAMPLES = (
-    DecodeAttention(14, 2, 64, padded=True),  # Qwen2.5-0.5B
-    DecodeAttention(14, 2, 64, warps=16, tiles=2, ahead=True),  # as the graph engine calls it for few rows
-    DecodeAttention(14, 2, 64, padded=True, splits=8, angles="bfloat16"),
-    DecodeAttention(14, 2, 64, splits=2, warps=16, angles="float32"),
-    DecodeAttention(12, 2, 128, "float16", padded=True, splits=4),  # Qwen2.5-1.5B
-    DecodeAttention(16, 8, 128, splits=16, angles="float32", norm="float32"),  # Qwen3-0.6B
-)

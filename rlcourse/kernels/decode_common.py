@@ -1,15 +1,12 @@
-"""What the decode-attention kernels share: which tokens a row attends to, and putting partial results together.
+"""What the decode-attention kernels share: which tokens a row attends to, and merging partial results.
 
-Attention over many tokens can be computed in parts and put together afterwards. A partial keeps, for each query head,
-its highest score `m`, the sum `l` of 2^(score - m) and the vector `acc`, the sum of 2^(score - m) * value; scores
-carry the factor log2(e), since a GPU computes powers of 2. Partials then add up as parts of one softmax (Milakov and
-Gimelshein 2018, arXiv:1805.02867). A partial is what a warp, or a few lanes of it, has seen, and then what a block has
-seen.
+A partial keeps, for each query head, its highest score `m`, the sum `l` of 2^(score - m) and the vector `acc`, the sum
+of 2^(score - m) * value; scores carry the factor log2(e), since a GPU computes powers of 2. Partials merge as parts of
+one softmax (Milakov and Gimelshein 2018, arXiv:1805.02867): first those of a block's warps or lanes, then the blocks'.
 
 Names: B rows, H query heads, K key-value heads, G = H / K query heads that share one, D head size, S cache slots.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -18,10 +15,8 @@ from torch import Tensor
 from rlcourse.kernels import KernelError
 from rlcourse.kernels.arguments import Argument
 from rlcourse.kernels.dsl import Float32, Int32, const_expr, cute, cutlass, range_constexpr
-from rlcourse.kernels.kernel import Kernel
+from rlcourse.kernels.kernel import LOWEST, Kernel, power
 
-LOG2_E = math.log2(math.e)
-LOWEST = -1e30  # a running maximum begins here and not at -inf, since -inf - -inf is nan
 MOST_HEADS = 8  # query heads of a key-value head
 
 
@@ -69,11 +64,10 @@ class DecodeKernel(Kernel):
             )
 
     def arguments(self, *new: Argument | None) -> tuple:
-        """`new` are those of the new token in the fused form.
+        """q [B, H, D]; k_cache, v_cache [B, K, S, D]; `new`, of the new token in the fused form; position int64 [B];
+        start int64 [B] or None; out [B, H, D]; and where several blocks share a row a workspace of zeros.
 
-        q [B, H, D]; k_cache, v_cache [B, K, S, D]; position int64 [B]; start int64 [B] or None; out [B, H, D]; and
-        where several blocks share a row a workspace of zeros: partial_acc, partial_ml, arrived. Rows may lie apart in
-        all inputs, and heads in the caches; position may be one number, expanded.
+        The strides of rows are free in all inputs, and of heads in the caches; position may be one number, expanded.
         """
         size, cache = self.head_size, ("rows", self.kv_heads, "slots", self.head_size)
         return (
@@ -98,11 +92,6 @@ def workspace_arguments(size: int) -> tuple[Argument, ...]:
         Argument("partial_ml", "float32", ("partials", 2, MOST_HEADS)),
         Argument("arrived", "int32", ("partials",)),
     )
-
-
-@cute.jit
-def power(x: Float32):
-    return cute.math.exp2(x, fastmath=True)
 
 
 @cute.jit
@@ -147,10 +136,10 @@ def finish(
     ml: cute.Tensor, acc: cute.Tensor, out: cute.Tensor, workspace, row, kv_head, split,
     group: cutlass.Constexpr, splits: cutlass.Constexpr, threads: cutlass.Constexpr,
 ):  # fmt: skip
-    """Put a block's partials in shared memory together, and write the output of its `group` query heads.
+    """Merge a block's partials in shared memory, and write the output of its `group` query heads.
 
     Where `splits` blocks share a row and head, each leaves its partial in the workspace (partial_acc, partial_ml,
-    arrived), and the last of them to arrive puts the partials together: no second launch.
+    arrived), and the last one to arrive merges them: no second launch.
     """
     partials, heads, size = acc.shape
     width = const_expr(heads * size // threads)  # elements of a head's vector that a thread looks after

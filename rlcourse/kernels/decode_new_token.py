@@ -1,4 +1,4 @@
-"""The new token in fused decode attention: RMSNorm and RoPE of its query and key, its place in the cache and softmax.
+"""The new token in fused decode attention: RoPE of its query and key, its place in the cache and softmax.
 
 Lanes hold a head as in `decode_attention`: lane 4 g + c has chunks c, c + 4, c + 8, ... of 8 elements of a query or
 key. Element i and element i + D / 2, which RoPE turns by one angle, are then in one lane, at equal places of the first
@@ -6,7 +6,6 @@ and the second half of its chunks.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rlcourse.kernels.decode_common import decode_attention_reference
@@ -14,41 +13,29 @@ from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_const
 
 
 def fused_decode_attention_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    position: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor,
     start: Tensor | None = None,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 1e-6,
-) -> Tensor:
-    """RMSNorm (if weights are given) and RoPE of q and k, the cache write, and attention of the new token.
+) -> Tensor:  # fmt: skip
+    """RoPE of q and k, the cache write, and attention of the new token.
 
     q [B, H, D] and k, v [B, K, D] as they leave the projection, bias included; cos, sin [B, D / 2] or, as transformers
-    gives them, [B, D] with equal halves; q_norm, k_norm [D]. k and v go to slot `position` of k_cache and v_cache
-    [B, K, S, D], in place; the rest as in `decode_attention_reference`, except that the new token sees itself also
-    where start > position. All in float32, rounded once. An idle row (position outside the cache) writes nothing and
-    gives zeros.
+    gives them, [B, D] with equal halves. k and v go to slot `position` of k_cache and v_cache [B, K, S, D], in place;
+    the rest as in `decode_attention_reference`, except that the new token sees itself also where start > position. All
+    in float32, rounded once. An idle row (position outside the cache) writes nothing and gives zeros.
     """
 
-    def turned(x: Tensor, weight: Tensor | None) -> Tensor:
-        x = x.float() if weight is None else F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps)
-        first, second = x.chunk(2, dim=-1)
+    def turned(x: Tensor) -> Tensor:
+        first, second = x.float().chunk(2, dim=-1)
         cosine, sine = (angle[:, None, : first.shape[-1]].float() for angle in (cos, sin))
         return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
 
     position = position.expand(len(q))
     (rows,) = torch.where((position >= 0) & (position < k_cache.shape[2]))
-    k_cache[rows, :, position[rows]] = turned(k, k_norm)[rows].to(k_cache.dtype)
+    k_cache[rows, :, position[rows]] = turned(k)[rows].to(k_cache.dtype)
     v_cache[rows, :, position[rows]] = v[rows]
     if start is not None:
         start = torch.minimum(start, position)
-    return decode_attention_reference(turned(q, q_norm), k_cache, v_cache, position, start).to(q.dtype)
+    return decode_attention_reference(turned(q), k_cache, v_cache, position, start).to(q.dtype)
 
 
 @cute.jit
@@ -67,22 +54,12 @@ def sum_of_four(x: Float32):
 
 
 @cute.jit
-def rotate(x: cute.Tensor, cos: cute.Tensor, sin: cute.Tensor, weight: cute.Tensor, c, eps):
-    """RMSNorm, if there is a weight [D], and RoPE of a query or key in place. x [8, n]; cos, sin [8, n / 2]."""
+def rotate(x: cute.Tensor, cos: cute.Tensor, sin: cute.Tensor):
+    """RoPE of a query or key in place. x [8, n]; cos, sin [8, n / 2]."""
     n = const_expr(x.shape[1])
     scaled = cute.make_rmem_tensor((8, n), Float32)
     for i in range_constexpr(8 * n):
         scaled[i] = x[i].to(Float32)
-    if const_expr(weight is not None):
-        squares = Float32(0.0)
-        for i in range_constexpr(8 * n):
-            squares += scaled[i] * scaled[i]
-        inverse = cute.math.rsqrt(sum_of_four(squares) / (32 * n) + eps, fastmath=True)
-        weights = cute.make_rmem_tensor((8, n), weight.element_type)
-        for j in range_constexpr(n):
-            cute.autovec_copy(cute.tiled_divide(weight, (8,))[None, c + 4 * j], weights[None, j])
-        for i in range_constexpr(8 * n):
-            scaled[i] = scaled[i] * inverse * weights[i].to(Float32)
     for j in range_constexpr(n // 2):
         for e in range_constexpr(8):
             first, second = scaled[e, j], scaled[e, j + n // 2]

@@ -24,14 +24,11 @@ LEAST_TOKENS = 512  # of a full cache, for each block that shares a row: fewer a
 def decode_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor, start: Tensor | None = None
 ) -> Tensor:
-    """Attention of one query token a row over slots start..position of its cache; `decode_attention_reference` in one
-    launch.
+    """`decode_attention_reference` in one launch.
 
     q [B, H, D], bfloat16 or float16; k_cache, v_cache [B, K, S, D] of q's dtype; position int64 [1] or [B], start int64
-    [B] or None for 0. Strides of rows are free, and of the caches' heads: q may be a part of a packed projection, the
-    caches may be halves of one tensor. Returns [B, H, D]. D is 64 or 128, H / K at most 8. Raises KernelError.
-
-    One launch at a time on a GPU: the workspace is shared, so do not launch on two streams at once.
+    [B] or None for 0. Strides of rows are free, and of the caches' heads. Returns [B, H, D]. D is 64 or 128, H / K at
+    most 8. Raises KernelError. The workspace is shared, so don't launch on two streams at once.
     """
     out = q.new_empty(q.shape)
     if len(q):
@@ -42,21 +39,18 @@ def decode_attention(
 @operation(mutates=("k_cache", "v_cache"), fake=lambda q, *_: q.new_empty(q.shape))
 def fused_decode_attention(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor,
-    start: Tensor | None = None, q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 1e-6,
+    start: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """RMSNorm (if weights are given) and RoPE of q and k, the cache write, and attention of the new token;
-    `fused_decode_attention_reference` in one launch.
+    """`fused_decode_attention_reference` in one launch: RoPE of q and k, the cache write, and attention.
 
     As `decode_attention`, and: k, v [B, K, D] of q's dtype, the stride of rows free; cos, sin [B, D / 2], or [B, D]
-    with equal halves, bfloat16, float16 or float32; q_norm, k_norm [D], of any of these dtypes. Writes slot `position`
-    of k_cache and v_cache.
+    with equal halves, bfloat16, float16 or float32. Writes slot `position` of k_cache and v_cache.
     """
     out = q.new_empty(q.shape)
     if len(q):
         half = q.shape[-1] // 2
-        norm = None if q_norm is None else type_name(q_norm)
-        kernel = choose(q.shape, k_cache.shape, type_name(q), q.device, start is not None, type_name(cos), norm, eps)
-        new = (k, v, cos[:, :half], sin[:, :half], q_norm, k_norm)
+        kernel = choose(q.shape, k_cache.shape, type_name(q), q.device, start is not None, type_name(cos))
+        new = (k, v, cos[:, :half], sin[:, :half])
         position = position.expand(len(q))
         launch(kernel, q, k_cache, v_cache, *new, position, start, out, *_workspace(kernel, q.device))
     return out
@@ -65,21 +59,14 @@ def fused_decode_attention(
 def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor, start, out: Tensor, ahead=False) -> None:
     """`decode_attention` of one row or more into `out`. ahead: see `DecodeAttention`."""
     kernel = choose(q.shape, k_cache.shape, type_name(q), q.device, start is not None, ahead=ahead)
-    launch(kernel, q, k_cache, v_cache, *(None,) * 6, position, start, out, *_workspace(kernel, q.device))
+    launch(kernel, q, k_cache, v_cache, *(None,) * 4, position, start, out, *_workspace(kernel, q.device))
 
 
 @functools.cache
 def choose(
-    q_shape: tuple,
-    cache_shape: tuple,
-    dtype: str,
-    device: torch.device,
-    padded: bool,
-    angles: str | None = None,
-    norm: str | None = None,
-    eps: float = 1e-6,
+    q_shape: tuple, cache_shape: tuple, dtype: str, device: torch.device, padded: bool, angles: str | None = None,
     ahead: bool = False,
-) -> DecodeAttention:
+) -> DecodeAttention:  # fmt: skip
     """The kernel for these shapes on this GPU."""
     (rows, heads, size), (_, kv_heads, slots, _) = q_shape, cache_shape
     multiprocessors, hopper = _multiprocessors(device), can_begin_early(device)
@@ -89,7 +76,7 @@ def choose(
     if size > 64:  # nor, with 16 warps, for one
         blocks["warps"] = min(blocks["warps"], 8)
     blocks |= {"ahead": ahead and blocks["early"], "splits": choose_splits(rows * kv_heads, slots, multiprocessors)}
-    return DecodeAttention(heads, kv_heads, size, dtype, padded, angles=angles, norm=norm, eps=eps, **blocks)
+    return DecodeAttention(heads, kv_heads, size, dtype, padded, angles=angles, **blocks)
 
 
 def choose_splits(pairs: int, slots: int, multiprocessors: int) -> int:
@@ -100,12 +87,10 @@ def choose_splits(pairs: int, slots: int, multiprocessors: int) -> int:
 
 
 def choose_blocks(pairs: int, slots: int, multiprocessors: int, hopper: bool) -> dict:
-    """Warps, tiles, early and release (see `DecodeAttention`) that were fastest on an H200 in a whole decode step.
-
-    Few blocks need many warps each to occupy the card, and two tiles a warp, so that a long row takes no second round.
-    Where blocks are more than the card has multiprocessors, the kernel after them takes room that they could use, so it
-    comes late; where they are many and short, they themselves come when the room is free.
-    """
+    """Warps, tiles, early and release (see `DecodeAttention`) that were fastest on an H200 in a whole decode step."""
+    # Few blocks need many warps each to occupy the card, and two tiles per warp, so that a long row takes no second
+    # round. With more blocks than multiprocessors the next kernel would take their room, so it comes late; many short
+    # blocks come themselves only when there is room.
     if pairs <= multiprocessors // 2:
         best = {"warps": 16, "tiles": 2, "early": True, "release": "start"}
     elif pairs <= 2 * multiprocessors:

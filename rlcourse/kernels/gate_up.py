@@ -10,18 +10,14 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlcourse.kernels import KernelError
-from rlcourse.kernels.arguments import Argument, need_dtype
-from rlcourse.kernels.decode_common import LOG2_E
+from rlcourse.kernels.arguments import Argument
 from rlcourse.kernels.dsl import Float32, Int32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.kernel import LOG2_E
 from rlcourse.kernels.products import (
     DEPTH,
     GROUP,
     OCTET,
     Tiled,
-    allocate,
-    copies,
-    instructions,
     inverse_rms_of_rows,
     load,
     multiply,
@@ -45,9 +41,8 @@ def gate_up_reference(y: Tensor, squares: Tensor, w: Tensor, eps: float) -> Tens
 
 @dataclass(frozen=True)
 class GateUp(Tiled):
-    """The kernel. inner, depth: of h and of y. tile_columns: rows of w that a block takes, 64 for each four warps that
-    multiply; half as many columns of h. tile_rows, stages: as of `AddProduct`. rows_first: rows are the first factor,
-    64 of them for each four warps; tile_columns a multiple of 16."""
+    """The kernel. inner, depth: of h and of y. A tile has half as many columns of h as of the product. rows_first: with
+    tile_rows a multiple of 64, and tile_columns of 16."""
 
     inner: int
     depth: int
@@ -58,23 +53,16 @@ class GateUp(Tiled):
     dtype: str = "bfloat16"
     rows_first: bool = False
 
+    weights = 2
+
     def __post_init__(self):
-        need_dtype(self)
-        if self.inner % OCTET or self.depth % (4 * GROUP) or self.depth > 64 * GROUP:
-            raise KernelError(
-                f"SwiGLU of {self.inner} columns and {self.depth} features: this kernel takes a multiple of {OCTET} "
-                f"columns and of {4 * GROUP} features, {64 * GROUP} at most; use the kernel in Triton."
-            )
-        if self.rows_first and (self.tile_rows % 64 or self.tile_columns % 16):
-            raise KernelError(
-                f"A tile of {self.tile_columns} columns and {self.tile_rows} rows: where rows are first, they are a "
-                "multiple of 64 and columns of 16; take other tiles, or the kernel in Triton."
-            )
-        self.need_room(2 * self.tile_rows * (self.tile_columns // 2 + OCTET), others=4 * self.tile_rows)
+        whole = self.inner % OCTET == self.depth % (4 * GROUP) == 0 and self.depth <= 64 * GROUP
+        whole &= not self.rows_first or self.tile_rows % 64 == self.tile_columns % 16 == 0
+        self.check(whole, 2 * self.tile_rows * (self.tile_columns // 2 + OCTET), others=4 * self.tile_rows)
 
     @property
-    def workers(self) -> int:
-        return 2 * (self.tile_rows if self.rows_first else self.tile_columns)
+    def columns(self) -> int:
+        return 2 * self.inner
 
     def arguments(self):
         return (
@@ -84,32 +72,16 @@ class GateUp(Tiled):
             Argument("h", self.dtype, ("rows", self.inner), output=True),
         )
 
-    def grid(self, y, *others):
-        return -(-2 * self.inner // self.tile_columns), -(-y.shape[0] // self.tile_rows), 1
-
-    @cute.jit
-    def __call__(self, y, squares, w, h, stream):
-        if const_expr(self.rows_first):
-            mma, layout_y, layout_w = instructions(y.element_type, self.tile_rows, self.tile_columns, self.stages)
-            copy_w, w = copies(rows_in_turns(w, self.inner), layout_w, self.tile_columns)
-        else:
-            mma, layout_w, layout_y = instructions(y.element_type, self.tile_columns, self.tile_rows, self.stages)
-            copy_w, w = copies(pairs_of_rows(w, self.inner), layout_w, self.tile_columns)
-        copy_y, y = copies(y, layout_y, self.tile_rows)
-        blocks = (-(-2 * self.inner // self.tile_columns), cute.ceil_div(h.shape[0], self.tile_rows), 1)
-        launched = self.kernel(copy_w, w, copy_y, y, squares, h, mma, layout_w, layout_y)
-        launched.launch(grid=blocks, block=[self.threads, 1, 1], stream=stream, use_pdl=True)
+    def arranged(self, w):
+        return rows_in_turns(w, self.inner) if self.rows_first else pairs_of_rows(w, self.inner)
 
     @cute.kernel
     def kernel(
         self, copy_w: cute.CopyAtom, w: cute.Tensor, copy_y: cute.CopyAtom, y: cute.Tensor, squares: cute.Tensor,
         h: cute.Tensor, mma: cute.TiledMma, layout_w: cute.ComposedLayout, layout_y: cute.ComposedLayout,
     ):  # fmt: skip
-        cute.arch.griddepcontrol_launch_dependents()
-        column_tile, row_tile, _ = cute.arch.block_idx()
-        thread, _, _ = cute.arch.thread_idx()
-        works = cute.arch.make_warp_uniform(cute.arch.warp_idx()) < const_expr(self.workers // 32)
-        tiles_w, tiles_y, place, full, empty = allocate(h.element_type, layout_w, layout_y, self.stages, self.workers)
+        column_tile, row_tile, _, thread, works, shared = self.begin(h.element_type, layout_w, layout_y)
+        tiles_w, tiles_y, place, full, empty = shared
         scales = cutlass.memory.SmemAllocator().allocate_tensor(Float32, cute.make_layout(self.tile_rows), 16)
         first, count = Int32(0), Int32(self.depth // DEPTH)
         if works:

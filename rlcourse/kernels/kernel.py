@@ -1,11 +1,16 @@
-"""What kernels and their operations would otherwise repeat: the host function, and how PyTorch gets to know them."""
+"""What kernels and their operations share: the host function, small device functions, and how PyTorch gets to know
+an operation."""
 
+import math
 from collections.abc import Callable
 
 import torch
 
 from rlcourse.kernels.arguments import HALVES, need_dtype
-from rlcourse.kernels.dsl import cute
+from rlcourse.kernels.dsl import Float32, cute
+
+LOG2_E = math.log2(math.e)  # a GPU computes powers and logarithms of 2
+LOWEST = -1e30  # a running maximum begins here and not at -inf, since -inf - -inf is nan
 
 
 class Kernel:
@@ -23,6 +28,25 @@ class Kernel:
         tensors, stream = arguments[:-1], arguments[-1]
         launched = self.kernel(*tensors)
         launched.launch(grid=self.grid(*tensors), block=[self.threads, 1, 1], stream=stream, use_pdl=self.early)
+
+
+@cute.jit
+def power(x: Float32):
+    """2^x."""
+    return cute.math.exp2(x, fastmath=True)
+
+
+def registers(dtype, *shape) -> cute.Tensor:
+    """Zeros in registers, elements next to each other from the first dimension on."""
+    room = cute.make_rmem_tensor(cute.make_layout(shape), dtype)
+    room.fill(0.0)
+    return room
+
+
+@cute.jit
+def tensor_cores(operand: cute.Tensor):
+    """mma.sync m16n8k16 for operands of this dtype and sums in float32."""
+    return cute.make_tiled_mma(cute.nvgpu.warp.MmaF16BF16Op(operand.element_type, Float32, (16, 8, 16)))
 
 
 def operation(mutates: tuple[str, ...] = (), fake: Callable | None = None) -> Callable:

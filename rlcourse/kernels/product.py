@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rlcourse.kernels import KernelError
-from rlcourse.kernels.arguments import Argument, need_dtype
+from rlcourse.kernels.arguments import Argument
 from rlcourse.kernels.dsl import Float32, Int32, const_expr, cute, range_constexpr
-from rlcourse.kernels.products import DEPTH, OCTET, Tiled, allocate, copies, instructions, load, multiply, write_lines
+from rlcourse.kernels.products import DEPTH, OCTET, Tiled, load, multiply, write_lines
 
 
 def product_reference(a: Tensor, w: Tensor) -> Tensor:
@@ -19,7 +18,7 @@ def product_reference(a: Tensor, w: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Product(Tiled):
-    """The kernel. columns, depth: of w. tile_columns, tile_rows, stages: as of `AddProduct`."""
+    """The kernel. columns, depth: of w."""
 
     columns: int
     depth: int
@@ -29,12 +28,8 @@ class Product(Tiled):
     dtype: str = "bfloat16"
 
     def __post_init__(self):
-        need_dtype(self)
-        if self.columns % OCTET or self.depth % OCTET:
-            raise KernelError(
-                f"A product of {self.columns} columns, {self.depth} deep: take a multiple of {OCTET} of both."
-            )
-        self.need_room(2 * self.tile_rows * (self.tile_columns + OCTET))
+        whole = self.columns % OCTET == self.depth % OCTET == 0
+        self.check(whole, 2 * self.tile_rows * (self.tile_columns + OCTET))
 
     def arguments(self):
         return (
@@ -43,28 +38,13 @@ class Product(Tiled):
             Argument("out", self.dtype, ("rows", self.columns), output=True),
         )
 
-    def grid(self, a, *others):
-        return -(-self.columns // self.tile_columns), -(-a.shape[0] // self.tile_rows), 1
-
-    @cute.jit
-    def __call__(self, a, w, out, stream):
-        mma, layout_w, layout_a = instructions(a.element_type, self.tile_columns, self.tile_rows, self.stages)
-        copy_w, w = copies(w, layout_w, self.tile_columns)
-        copy_a, a = copies(a, layout_a, self.tile_rows)
-        blocks = (-(-self.columns // self.tile_columns), cute.ceil_div(out.shape[0], self.tile_rows), 1)
-        launched = self.kernel(copy_w, w, copy_a, a, out, mma, layout_w, layout_a)
-        launched.launch(grid=blocks, block=[self.threads, 1, 1], stream=stream, use_pdl=True)
-
     @cute.kernel
     def kernel(
         self, copy_w: cute.CopyAtom, w: cute.Tensor, copy_a: cute.CopyAtom, a: cute.Tensor, out: cute.Tensor,
         mma: cute.TiledMma, layout_w: cute.ComposedLayout, layout_a: cute.ComposedLayout,
     ):  # fmt: skip
-        cute.arch.griddepcontrol_launch_dependents()
-        column_tile, row_tile, _ = cute.arch.block_idx()
-        thread, _, _ = cute.arch.thread_idx()
-        works = cute.arch.make_warp_uniform(cute.arch.warp_idx()) < const_expr(self.workers // 32)
-        tiles_w, tiles_a, place, full, empty = allocate(out.element_type, layout_w, layout_a, self.stages, self.workers)
+        column_tile, row_tile, _, thread, works, shared = self.begin(out.element_type, layout_w, layout_a)
+        tiles_w, tiles_a, place, full, empty = shared
         first, count = Int32(0), Int32(-(-self.depth // DEPTH))
         if works:
             cute.arch.griddepcontrol_wait()

@@ -1,17 +1,17 @@
-"""Matrix products of a decode step on Hopper: what their kernels share. Rows [R, K] times weights [N, K] transposed.
+"""What the matmul kernels of a decode step on Hopper share. Rows [R, K] times weights [N, K] transposed.
 
-A decode step has few rows, so its products wait for weights. A warp of each block does nothing but ask for them: it
-copies tiles of both factors into shared memory by TMA (the copy engine), as many as there is room for, and weights even
-before the kernel before this one has ended, since nobody writes them. The other warps multiply by wgmma, which takes
-both factors from there. Weights are its first factor, since that comes in 64s and there may be fewer rows (but see
-`gate_up.py`).
+A decode step has few rows, so its matmuls are memory-bound: they wait for weights. One warp of each block only loads.
+It copies tiles of both factors into shared memory by TMA, and weights even before the previous kernel has ended, since
+nobody writes them. The other warps multiply by wgmma. Weights are its first factor, which comes in 64s, since there may
+be fewer rows (but see `gate_up.py`).
 
-A tile of the result has one accumulator, which runs over the depth from the first number to the last: so its bits are
-those of every other kernel of the package (`rlcourse.exact.products`). Whatever a kernel then does to the result must
-round as the kernels in Triton do; what the compiler would contract, or round otherwise, is one instruction here.
+A tile of the result has one accumulator, which runs over the depth from first to last, so its bits are those of every
+other kernel of the package (`rlcourse.exact.products`). What follows must round as the kernels in Triton do; what the
+compiler would contract, or round otherwise, is one inline PTX instruction here.
 """
 
 from rlcourse.kernels import KernelError
+from rlcourse.kernels.arguments import need_dtype
 from rlcourse.kernels.dsl import Float32, Int32, Int64, const_expr, cute, cutlass, range_constexpr
 
 DEPTH = 64  # of a tile in shared memory: 128 bytes of 16-bit numbers, the widest pattern without bank conflicts
@@ -23,33 +23,70 @@ BARRIER_BYTES = 1 << 10  # for the barriers: tiles begin at multiples of this
 
 
 class Tiled:
-    """A kernel whose blocks have a tile of the result each, of `tile_columns` and `tile_rows`."""
+    """Base of a kernel that multiplies the rows of its first argument by the weights of argument number `weights`.
+
+    A block computes a tile of the result, of `tile_columns` (64 per four warps) and `tile_rows` (a multiple of 16 up to
+    256), with `stages` tiles of both factors in shared memory. `columns`: rows of the weights.
+    """
+
+    weights = 1
+    shares = 1  # blocks that have a tile together, and share its depth
+    cluster = None  # of blocks, in x, y and z
+    rows_first = False  # whether rows, and not weights, are wgmma's first factor
 
     @property
     def workers(self) -> int:
-        """Threads that multiply: four warps for each 64 columns."""
-        return 2 * self.tile_columns
+        """Threads that multiply: four warps for each 64 of the first factor."""
+        return 2 * (self.tile_rows if self.rows_first else self.tile_columns)
 
     @property
     def threads(self) -> int:
         return self.workers + 32
 
-    def need_room(self, result: int, others: int = 0) -> None:
-        """Raise KernelError where shared memory is too small: bytes of the result of a tile, which comes to lie where
-        tiles of weights lay, and of what is there beside the tiles."""
+    def check(self, whole: bool, result: int, others: int = 0) -> None:
+        """Raise KernelError unless dtype and shapes fit (`whole`), and shared memory is large enough for `others`
+        bytes beside the tiles, and that of the weights for `result`, the bytes of a tile's result."""
+        need_dtype(self)
         of_weights, of_rows = (2 * DEPTH * self.stages * size for size in (self.tile_columns, self.tile_rows))
         needed = BARRIER_BYTES + of_weights + of_rows + others
-        if result > of_weights or needed > SHARED_BYTES:
-            raise KernelError(
-                f"Tiles of {self.tile_columns} columns and {self.tile_rows} rows in {self.stages} stages need {needed} "
-                f"bytes of shared memory, where a block has {SHARED_BYTES}, and their result {result} bytes of the "
-                f"{of_weights} for weights: take other tiles, or the kernel in Triton."
-            )
+        if not whole or result > of_weights or needed > SHARED_BYTES:
+            raise KernelError(f"{self} does not come in whole tiles that fit into shared memory.")
+
+    def grid(self, a, *others):
+        return -(-self.columns // self.tile_columns), -(-a.shape[0] // self.tile_rows), self.shares
+
+    def arranged(self, w):
+        """The weights' rows in the order in which a tile takes them."""
+        return w
+
+    @cute.jit
+    def __call__(self, *arguments):
+        tensors, stream = arguments[:-1], arguments[-1]
+        a, w, dtype = tensors[0], self.arranged(tensors[self.weights]), tensors[0].element_type
+        if const_expr(self.rows_first):
+            mma, layout_a, layout_w = instructions(dtype, self.tile_rows, self.tile_columns, self.stages)
+        else:
+            mma, layout_w, layout_a = instructions(dtype, self.tile_columns, self.tile_rows, self.stages)
+        factors = *copies(w, layout_w, self.tile_columns), *copies(a, layout_a, self.tile_rows)
+        others = tensors[1 : self.weights] + tensors[self.weights + 1 :]
+        launched = self.kernel(*factors, *others, mma, layout_w, layout_a)
+        block = [self.threads, 1, 1]
+        launched.launch(grid=self.grid(*tensors), block=block, cluster=self.cluster, stream=stream, use_pdl=True)
+
+    @cute.jit
+    def begin(self, dtype: cutlass.Constexpr, layout_w, layout_a):
+        """A block's column and row tile and number in its cluster; a thread's number, and whether it multiplies; and
+        what `allocate` gives."""
+        cute.arch.griddepcontrol_launch_dependents()
+        column_tile, row_tile, share = cute.arch.block_idx()
+        thread, _, _ = cute.arch.thread_idx()
+        works = cute.arch.make_warp_uniform(cute.arch.warp_idx()) < const_expr(self.workers // 32)
+        shared = allocate(dtype, layout_w, layout_a, self.stages, self.workers)
+        return column_tile, row_tile, share, thread, works, shared
 
 
 def instructions(dtype, first: int, second: int, stages: int):
-    """The product of a tile, by 128 threads for each 64 of its first factor, mostly the weights, and how its factors
-    lie in shared memory."""
+    """The wgmma of a tile, and the layouts of both factors in shared memory."""
     helpers, by_rows = cutlass.utils.hopper_helpers, cutlass.utils.LayoutEnum.ROW_MAJOR
     major, tile = by_rows.sm90_mma_major_mode(), (first, second, DEPTH)
     mma = helpers.make_trivial_tiled_mma(
@@ -60,17 +97,16 @@ def instructions(dtype, first: int, second: int, stages: int):
 
 
 def pairs_of_rows(w, half: int):
-    """The rows of w in turns: eight of a first half, the eight that lie `half` rows behind them, and so on; where w is
-    several such pairs of halves, one after the other. Of each 16 a thread of wgmma holds the sums of row i and i + 8:
-    so it holds both numbers of a pair."""
+    """The rows of w in turns: eight of a first half, the eight that lie `half` rows behind them, and so on, for each
+    pair of halves. Of 16 rows a thread of wgmma holds i and i + 8, so it holds both numbers of a pair."""
     rows, depth = w.shape
     shape, stride = (8, 2, half // 8, rows // (2 * half)), (depth, half * depth, 8 * depth, 2 * half * depth)
     return cute.make_tensor(w.iterator, cute.make_layout((shape, depth), stride=(stride, 1)))
 
 
 def rows_in_turns(w, half: int):
-    """The rows of w in turns: one of the first half, one that lies `half` rows behind it, and so on. Where they are
-    columns of wgmma's result, a thread holds the sums of column i and i + 1: so it holds both numbers of a pair."""
+    """The rows of w in turns: one of the first half, one that lies `half` rows behind it, and so on. A thread of wgmma
+    holds neighbouring columns of the result, so it holds both numbers of a pair."""
     _, depth = w.shape
     return cute.make_tensor(w.iterator, cute.make_layout(((2, half), depth), stride=((half * depth, depth), 1)))
 
@@ -84,8 +120,8 @@ def copies(tensor, layout, tile_size: int):
 
 @cute.jit
 def allocate(dtype, layout_w: cute.ComposedLayout, layout_a: cute.ComposedLayout, stages: cutlass.Constexpr, workers):
-    """Shared memory of a block: both factors' tiles, and where the weights' lie, which is free after the product. And
-    two barriers for each stage: `full` says that its tiles are there, `empty` that they have been used."""
+    """Shared memory of a block: both factors' tiles, the place of the weights' (free after the product), and two
+    barriers per stage: `full` when its tiles are there, `empty` when they have been used."""
     memory = cutlass.memory.SmemAllocator()
     full, empty = (memory.allocate_array(Int64, stages) for _ in range(2))
     place = memory.allocate_array(dtype, const_expr(cute.cosize(layout_w)), byte_alignment=1024)

@@ -10,17 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlcourse.kernels import KernelError
-from rlcourse.kernels.arguments import Argument, need_dtype
+from rlcourse.kernels.arguments import Argument
 from rlcourse.kernels.dsl import Float32, Int32, Int64, const_expr, cute, cutlass, range_constexpr
 from rlcourse.kernels.products import (
     DEPTH,
     GROUP,
     OCTET,
     Tiled,
-    allocate,
-    copies,
-    instructions,
     inverse_rms_of_rows,
     inverse_root,
     load,
@@ -56,8 +52,7 @@ def qkv_reference(
 class QKV(Tiled):
     """The kernel. depth: of y. bias: whether there is one; norm: whether queries and keys have one, by head.
 
-    block: tokens of a block, of a paged cache; 0 where each row has its own part. tile_columns: rows of w that a block
-    takes, 64 for each four warps that multiply, with a norm whole heads; tile_rows, stages: as of `AddProduct`.
+    block: tokens of a block, of a paged cache; 0 where each row has its own part. With a norm a tile is whole heads.
     """
 
     heads: int
@@ -73,17 +68,14 @@ class QKV(Tiled):
     stages: int = 6
     dtype: str = "bfloat16"
 
+    weights = 2
+
     def __post_init__(self):
-        need_dtype(self)
         whole = (self.heads + 2 * self.kv_heads) * self.head_size % self.tile_columns == 0
         whole &= not self.norm or self.tile_columns % self.head_size == 0
-        if not whole or self.depth % (4 * GROUP) or self.depth > 64 * GROUP or self.head_size % 16:
-            raise KernelError(
-                f"{self.heads} and {self.kv_heads} heads of size {self.head_size}, of {self.depth} features, do not "
-                f"come in whole tiles of {self.tile_columns}: use the kernel in Triton."
-            )
+        whole &= self.depth % (4 * GROUP) == self.head_size % 16 == 0 and self.depth <= 64 * GROUP
         of_a_row = 4 + 8 + (self.tile_columns // 16 * 4 if self.norm else 0)  # its scale, place, and sums of squares
-        self.need_room(2 * self.tile_rows * (self.tile_columns + OCTET), others=of_a_row * self.tile_rows)
+        self.check(whole, 2 * self.tile_rows * (self.tile_columns + OCTET), others=of_a_row * self.tile_rows)
 
     @property
     def half(self) -> int:
@@ -110,22 +102,8 @@ class QKV(Tiled):
             Argument("cache", self.dtype, (2, "parts", self.kv_heads, "tokens", self.head_size), free=3, output=True),
         )
 
-    def grid(self, y, *others):
-        return self.columns // self.tile_columns, -(-y.shape[0] // self.tile_rows), 1
-
-    @cute.jit
-    def __call__(
-        self, y, squares, w, bias, q_norm, k_norm, cos, sin, position, completion, table, q, cache, stream
-    ):  # fmt: skip
-        mma, layout_w, layout_a = instructions(y.element_type, self.tile_columns, self.tile_rows, self.stages)
-        copy_w, w = copies(pairs_of_rows(w, self.half), layout_w, self.tile_columns)
-        copy_y, y = copies(y, layout_a, self.tile_rows)
-        blocks = (self.columns // self.tile_columns, cute.ceil_div(q.shape[0], self.tile_rows), 1)
-        launched = self.kernel(
-            copy_w, w, copy_y, y, squares, bias, q_norm, k_norm, cos, sin, position, completion, table, q, cache, mma,
-            layout_w, layout_a,
-        )  # fmt: skip
-        launched.launch(grid=blocks, block=[self.threads, 1, 1], stream=stream, use_pdl=True)
+    def arranged(self, w):
+        return pairs_of_rows(w, self.half)
 
     @cute.kernel
     def kernel(
@@ -134,11 +112,8 @@ class QKV(Tiled):
         position: cute.Tensor, completion: cute.Tensor, table: cute.Tensor, q: cute.Tensor, cache: cute.Tensor,
         mma: cute.TiledMma, layout_w: cute.ComposedLayout, layout_a: cute.ComposedLayout,
     ):  # fmt: skip
-        cute.arch.griddepcontrol_launch_dependents()
-        column_tile, row_tile, _ = cute.arch.block_idx()
-        thread, _, _ = cute.arch.thread_idx()
-        works = cute.arch.make_warp_uniform(cute.arch.warp_idx()) < const_expr(self.workers // 32)
-        tiles_w, tiles_y, place, full, empty = allocate(q.element_type, layout_w, layout_a, self.stages, self.workers)
+        column_tile, row_tile, _, thread, works, shared = self.begin(q.element_type, layout_w, layout_a)
+        tiles_w, tiles_y, place, full, empty = shared
         memory = cutlass.memory.SmemAllocator()
         scales = memory.allocate_tensor(Float32, cute.make_layout(self.tile_rows), 16)
         offsets = memory.allocate_tensor(Int64, cute.make_layout(self.tile_rows), 16)

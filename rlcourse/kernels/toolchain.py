@@ -1,16 +1,14 @@
-"""Compiling a kernel, keeping what was compiled, and running it on a GPU or in an interpreter on a CPU.
+"""Compiles kernels, caches the machine code, and runs them on a GPU or in an interpreter on a CPU.
 
-A kernel is an object of a frozen dataclass. Its fields are constants of the compiled code. It has
+A kernel is an object of a frozen dataclass, whose fields are constants of the compiled code. It has
 
-    arguments()       its arguments: a tuple of `Argument`, `Scalar`, or None where this variant takes none
-    threads           threads of a block
-    grid(*tensors)    blocks in x, y and z, from the tensors' shapes
-    __call__(*tensors, stream)   the host function, a `cute.jit`: it launches `kernel`, once; by default
-                                 that of `rlcourse.kernels.kernel.Kernel`
+    arguments()                  a tuple of `Argument`, `Scalar`, or None where this variant takes none
+    threads                      threads per block
+    grid(*tensors)               blocks in x, y and z, from the tensors' shapes
+    __call__(*tensors, stream)   the host function, a `cute.jit` that launches `kernel` once: usually `Kernel`'s
     kernel(*tensors)             what each thread does, a `cute.kernel`; it takes all of the arguments
 
-`compiled(kernel)` gives machine code, kept on disk between processes; calling it launches on torch's current stream.
-`simulate(kernel, *tensors)` runs the same PTX in `ptx_interpreter`. `launch(kernel, *tensors)` is what operations call.
+`launch(kernel, *tensors)` is what operations call.
 """
 
 import contextlib
@@ -30,29 +28,17 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from rlcourse.kernels import KernelError, cubin, dsl
-from rlcourse.kernels.arguments import Argument, Scalar, check, fake, pack, place_tensors
-
-__all__ = [
-    "Argument",
-    "Compiled",
-    "KernelError",
-    "Scalar",
-    "compiled",
-    "interpreted",
-    "launch",
-    "simulate",
-    "workspace",
-]
+from rlcourse.kernels.arguments import Argument, check, fake, pack, place_tensors  # noqa: F401  Argument: for lessons
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_90a", "sm_100a", "sm_120a")  # what the kernels are tested for
 
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """A kernel's code for one architecture. Calling it with the kernel's tensors launches it on torch's current stream.
+    """A kernel's code for one architecture. Calling it with tensors launches it on torch's current stream.
 
-    shared_bytes: the shared memory a block asks for at launch; registers: of a thread; stack_bytes: of a thread, 0
-    where nothing was spilled and no array lies in local memory.
+    shared_bytes: dynamic shared memory per block; registers, stack_bytes: per thread. A stack means spills, or an
+    array in local memory.
     """
 
     kernel: object
@@ -85,8 +71,8 @@ class Compiled:
 
 def launch(kernel, *tensors) -> None:
     """Run a kernel on tensors of a GPU, or in the interpreter within `interpreted()`; with the fake tensors of
-    torch.compile, which have shapes only, nothing runs. Raises KernelError."""
-    if isinstance(tensors[0], FakeTensor) or tensors[0].is_meta:
+    torch.compile, which have shapes only, and where there is nothing to do, nothing runs. Raises KernelError."""
+    if isinstance(tensors[0], FakeTensor) or tensors[0].is_meta or 0 in kernel.grid(*tensors):
         return
     if _interpreting:
         simulate(kernel, *tensors)
@@ -139,10 +125,10 @@ def simulate(kernel, *tensors, arch: str = "sm_86", order: str = "lockstep", see
 
 @functools.cache
 def workspace(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, owner: str) -> Tensor:
-    """Zeros that a kernel may write to, the same at each call: a CUDA graph holds their address, so they stay.
+    """Zeros that a kernel may write to, the same tensor at each call, since a CUDA graph keeps its address.
 
-    owner: name of the operation; two that may run at once must not share. Raises KernelError if a graph is captured
-    before they are there.
+    owner: name of the operation; two that may run at once must not share. Raises KernelError for a new one while a
+    graph is captured.
     """
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise KernelError(f"{owner} meets this shape for the first time: call it once before capturing a CUDA graph.")
@@ -150,12 +136,11 @@ def workspace(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, 
 
 
 def compiled(kernel, arch: str | None = None) -> Compiled:
-    """A kernel's machine code for an architecture ("sm_86", "sm_90a", ...), without one for the GPU at hand.
+    """A kernel's machine code for an architecture ("sm_86", "sm_90a", ...), by default that of the GPU at hand.
 
-    What this package's kernels compile to is kept in RLCOURSE_CACHE_DIR (~/.cache/rlcourse/kernels), by a hash of their
-    source, their fields, the architecture and the versions of the compiler. Other kernels, such as a reader's, are kept
-    in memory, and each new object is compiled anew. Raises KernelError where there is no compiler, or no GPU to compile
-    for.
+    This package's kernels are cached in RLCOURSE_CACHE_DIR (~/.cache/rlcourse/kernels), by a hash of source, fields,
+    architecture and compiler. Other kernels, such as a reader's, are compiled once per object. Raises KernelError
+    without a compiler or, by default, without a GPU.
     """
     return _compiled(kernel, arch or _gpu_arch(), None if _is_ours(kernel) else id(kernel))
 

@@ -1,7 +1,8 @@
 """Rollout engines: who generates. All take the same prompts and give the same `Rollout`.
 
-`hf.py` calls transformers' `generate`; `fast.py` runs a decode step of its own over a static cache, `paged.py` the same
-step over a paged one; `vllm.py` asks vLLM, for models that our step does not know, and `vllm_server.py` a server of it.
+`gpu_engine.py` and `torch_engine.py` are the engine "fast": our own decode step, by hand-written kernels on a GPU where
+they apply, else in PyTorch. `hf.py` calls transformers' `generate`. For models that our step does not know, `vllm.py`
+asks vLLM and `vllm_server.py` a server of it.
 """
 
 import sys
@@ -12,7 +13,7 @@ from tqdm import tqdm
 
 from rlcourse.batch import Rollout
 from rlcourse.config import ENGINES
-from rlcourse.exact.weights import unknown_part
+from rlcourse.exact.weights import fused_weights, has_kernels, unknown_part
 from rlcourse.policy import Policy
 from rlcourse.sampling import Sampling
 from rlcourse.settings import model_and_address
@@ -50,13 +51,13 @@ def make_engine(
 ) -> RolloutEngine:
     """The engine called `engine` over the policy's weights, sampling in `dtype`.
 
-    hf-dynamic and hf-static: `generate` with one of its caches; fast: our own step, compiled where it is in PyTorch and
-    `compile` says so. longest: tokens of a prompt and its completion at most, if known: a static cache is then made for
-    all. cache_gb: the fast engine has a paged cache of so many GB; 0: each completion has room for its full length. Of
-    vllm it is the cache's size in any case. sleeps: `sleep` will be called, for which vLLM has to be prepared.
-    vllm@http://HOST:PORT: a vLLM server samples instead of this process. A model that the fast engine does not know is
-    sampled from by hf-dynamic, which a sentence on stderr says. Raises ValueError for an unknown name, or
-    what an engine cannot do: a paged cache, a machine without GPU.
+    hf-dynamic and hf-static: `generate` with one of its caches. fast: our own step, in kernels or in PyTorch; `compile`
+    compiles what is in PyTorch. longest: tokens of a prompt and its completion at most, if known: hf-static's cache is
+    then made for all. cache_gb: GB of the cache of fast's kernels, or of vllm; 0: room for each completion at its full
+    length, or vllm's default. sleeps: `sleep` will be called, for which vLLM has to be prepared.
+    vllm@http://HOST:PORT: a vLLM server samples instead of this process. hf-dynamic samples from a model that fast does
+    not know, with a warning on stderr. Raises ValueError for an unknown name, or what an engine cannot do: a paged
+    cache, a machine without GPU.
     """
     # An engine is imported when it is asked for: a laptop needs none of what the others import.
     engine, server = model_and_address(engine)
@@ -68,22 +69,31 @@ def make_engine(
         from rlcourse.rollout.vllm import VLLMEngine
 
         return VLLMEngine(policy, dtype, cache_gb, sleeps)
-    if cache_gb:
-        if engine != "fast":
-            raise ValueError(f"A paged cache is for the engines fast and vllm, not {engine!r}: leave --cache-gb out.")
-        from rlcourse.rollout.paged import PagedEngine  # only where there is Triton
-
-        return PagedEngine(policy, dtype, cache_gb)
-
     if engine not in ENGINES:
         raise ValueError(f"Unknown engine {engine!r}: use {', '.join(ENGINES[:-1])} or {ENGINES[-1]}.")
+    if cache_gb and engine != "fast":
+        raise ValueError(f"A paged cache is for the engines fast and vllm, not {engine!r}: leave --cache-gb out.")
     if engine == "fast":
         unknown = unknown_part(policy.model)
-        if not unknown:
-            from rlcourse.rollout.fast import FastEngine
-
-            return FastEngine(policy, dtype, compile)
+        if cache_gb or not unknown:
+            return _fast(policy, dtype, compile, cache_gb)
         tqdm.write(f"The fast engine does not know {unknown}: hf-dynamic samples instead.", file=sys.stderr)
     from rlcourse.rollout.hf import HFEngine
 
     return HFEngine(policy, dtype, "static" if engine == "hf-static" else "dynamic", longest=longest)
+
+
+def _fast(policy: Policy, dtype: torch.dtype, compile: bool, cache_gb: float) -> RolloutEngine:
+    """By kernels where they apply, else in PyTorch."""
+    if has_kernels(fused_weights(policy.model, dtype)):
+        from rlcourse.rollout.gpu_engine import GPUEngine  # only where there is Triton
+
+        return GPUEngine(policy, dtype, cache_gb)
+    if cache_gb:
+        raise ValueError(
+            "A paged cache needs an NVIDIA GPU since Ampere, 16-bit numbers and a model whose sizes our kernels "
+            "can do: leave --cache-gb out."
+        )
+    from rlcourse.rollout.torch_engine import TorchEngine
+
+    return TorchEngine(policy, dtype, compile)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlcourse.exact import KEYS
 from rlcourse.exact.products import share_of
+from rlcourse.exact.weights import FusedWeights
 from rlcourse.kernels import KernelError
 from rlcourse.kernels.add_product import AddProduct
 from rlcourse.kernels.gate_up import GateUp
@@ -22,7 +23,6 @@ from rlcourse.kernels.product import Product
 from rlcourse.kernels.products import DEPTH
 from rlcourse.kernels.qkv import QKV
 from rlcourse.kernels.toolchain import launch
-from rlcourse.rollout.decoder import Decoder
 
 
 class CuteTile(NamedTuple):
@@ -38,7 +38,7 @@ class CuteTile(NamedTuple):
 # By rows up to 16, up to 96, and more, measured in whole steps on an H200. Where a product is not there, the kernel in
 # Triton was faster. With more stages weights are asked for earlier; with fewer, two blocks share a processor.
 NARROW = (  # Qwen2.5-0.5B
-    {"out": CuteTile(64, 16, 13), "head": CuteTile(64, 16, 6)},
+    {"head": CuteTile(64, 16, 6)},
     {
         "qkv": CuteTile(64, 32, 12),
         "out": CuteTile(64, 32, 14),
@@ -90,40 +90,35 @@ WIDEST = (  # Llama-3.2-1B
 )
 
 
-def cute_tiles(rows: int, hidden: int, normed: bool, cute_attention: bool) -> dict[str, CuteTile]:
-    """The tiles for so many rows of a model with `hidden` features, by product. normed: queries and keys are.
-    cute_attention: the step's attention is in CuTe DSL."""
+def cute_tiles(rows: int, hidden: int, normed: bool) -> dict[str, CuteTile]:
+    """The tiles for so many rows of a model with `hidden` features, by product. normed: queries and keys are."""
     table = NORMED if normed else NARROW if hidden < 1024 else WIDE if hidden < 2048 else WIDEST
-    tiles = table[0 if rows <= 16 else 1 if rows <= 96 else 2]
-    if table is NARROW and rows <= 16 and not cute_attention:  # between kernels in Triton, one in Triton is faster
-        return {name: tile for name, tile in tiles.items() if name != "out"}
-    return tiles
+    return table[0 if rows <= 16 else 1 if rows <= 96 else 2]
 
 
 class CuteProducts:
-    """The kernels for a model's products, each chosen for a number of rows. cute_attention: the step's attention is in
-    CuTe DSL. paged: the cache is."""
+    """The kernels for a model's products, each chosen for a number of rows."""
 
-    def __init__(self, decoder: Decoder, cute_attention: bool, paged: bool):
-        self.decoder, self.cute_attention, self.block = decoder, cute_attention, KEYS if paged else 0
+    def __init__(self, weights: FusedWeights):
+        self.weights = weights
         self.kernel = cache(self._kernel)
 
     def _kernel(self, name: str, size: int) -> AddProduct | GateUp | Product | QKV | None:
         """None where Triton's is the one to take."""
-        d, layer = self.decoder, self.decoder.layers[0]
+        w, layer = self.weights, self.weights.layers[0]
         hidden, inner = layer.down.shape
-        tile = cute_tiles(size, hidden, layer.q_norm is not None, self.cute_attention).get(name)
-        dtype = str(d.dtype).removeprefix("torch.")
+        tile = cute_tiles(size, hidden, layer.q_norm is not None).get(name)
+        dtype = str(w.dtype).removeprefix("torch.")
         if tile is None:
             return None
         try:
             if name == "head":  # of more rows than a tile's, the weights would be read twice
-                return Product(len(d.head), hidden, *tile[:3], dtype) if size <= tile.rows else None
+                return Product(len(w.head), hidden, *tile[:3], dtype) if size <= tile.rows else None
             if name == "gate_up":
-                return GateUp(inner, hidden, d.eps, *tile[:3], dtype, tile.rows_first)
+                return GateUp(inner, hidden, w.eps, *tile[:3], dtype, tile.rows_first)
             if name == "qkv":
-                heads, has = (d.heads, d.kv_heads, d.head_dim), (layer.qkv_bias is not None, layer.q_norm is not None)
-                return QKV(*heads, hidden, d.eps, *has, self.block, *tile[:3], dtype)
+                heads, has = (w.heads, w.kv_heads, w.head_dim), (layer.qkv_bias is not None, layer.q_norm is not None)
+                return QKV(*heads, hidden, w.eps, *has, KEYS, *tile[:3], dtype)
             depth = layer.out.shape[1] if name == "out" else inner
             share = -(-depth // DEPTH) * DEPTH if name == "out" else share_of(inner)
             return AddProduct(hidden, depth, share, *tile[:3], dtype)

@@ -6,6 +6,8 @@ is never repeated; the residual stream is float32. Shapes: R rows, H query heads
 tokens that a row's cache has room for.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,15 +15,19 @@ from transformers import PreTrainedModel
 
 from rlcourse.exact.weights import Layer, fused_weights
 
+Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
 
 class Decoder:
     """The two passes over a model's fused weights in PyTorch: `prefill` and `decode`.
 
-    Raises ValueError for what `FusedWeights` does not know.
+    attention: what `decode` has in place of its own: of q [R, H, D], keys and values [R, K, S, D] and positions [R] it
+    returns [R, H, D], where the query of row r attends to keys 0 to positions[r]; that is
+    `rlcourse.kernels.decode_ops.decode_attention`, for one. Raises ValueError for what `FusedWeights` does not know.
     """
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, compile: bool):
-        self.model, self.dtype = model, dtype
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, compile: bool, attention: Attention | None = None):
+        self.model, self.dtype, self.attention = model, dtype, attention
         self.weights = fused_weights(model, dtype)
         self.heads, self.kv_heads, self.head_dim = self.weights.heads, self.weights.kv_heads, self.weights.head_dim
         self.layers, self.eps = self.weights.layers, self.weights.eps
@@ -74,17 +80,21 @@ class Decoder:
         bias = torch.zeros(unseen.shape, device=tokens.device).masked_fill_(unseen, float("-inf"))[:, None, None]
         for layer, layer_cache in zip(self.layers, cache, strict=True):
             keys, values = (part.view(-1, self.head_dim) for part in layer_cache)
-            x = self.decode_layer(x, layer, keys, values, rope, places, bias, room)
+            x = self.decode_layer(x, layer, keys, values, rope, positions, places, bias, room)
         return self.logits(x[:, 0])
 
-    def _decode_layer(self, x, layer: Layer, keys, values, rope, places, bias, room: int) -> Tensor:
+    def _decode_layer(self, x, layer: Layer, keys, values, rope, positions, places, bias, room: int) -> Tensor:
         """One layer of `decode`. keys, values [R * K * room, D] come apart and flat, so that one indexed copy writes
         the new ones, and in place where it is compiled."""
         q, k, v = self._heads(x, layer, rope)
         keys.index_copy_(0, places, k.reshape(-1, self.head_dim))
         values.index_copy_(0, places, v.reshape(-1, self.head_dim))
         keys, values = (part.view(len(x), self.kv_heads, room, self.head_dim) for part in (keys, values))
-        return self._add(x, self._attend(q, keys, values, bias), layer)
+        if self.attention is None:
+            mixed = self._attend(q, keys, values, bias)
+        else:
+            mixed = self.attention(q[:, :, 0], keys, values, positions)[:, :, None]
+        return self._add(x, mixed, layer)
 
     def _attend(self, q, keys, values, bias) -> Tensor:
         """Attention of one query token a row, the query heads of a key-value head in one product: [R, H, 1, D]."""

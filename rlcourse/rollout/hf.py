@@ -15,7 +15,7 @@ from transformers import (
     StaticCache,
 )
 
-from rlcourse.batch import Rollout, completion_lengths, completion_mask, join_rows, right_pad
+from rlcourse.batch import Rollout, completion_lengths, make_rollout
 from rlcourse.dist import is_sharded
 from rlcourse.lora import base_parameters, copy_merged
 from rlcourse.policy import Policy, check_positions, low_precision_copy
@@ -122,16 +122,7 @@ class HFEngine:
         keep.finish(output)
         completion_ids = output[:, ids.shape[1] :]
         lengths = completion_lengths(completion_ids, self.policy.eos_ids)
-        joined, prompt_lengths = join_rows(*right_pad(prompts, ids.device), completion_ids, lengths, self.policy.pad_id)
-        outside = ~completion_mask(lengths, completion_ids.shape[1])
-        last = completion_ids.gather(1, lengths[:, None] - 1)
-        return Rollout(
-            ids=joined,
-            prompt_lengths=prompt_lengths,
-            completion_lengths=lengths,
-            logprobs=torch.cat(keep.logprobs, dim=1).masked_fill(outside, 0.0),
-            finished=torch.isin(last[:, 0], torch.tensor(self.policy.eos_ids, device=ids.device)),
-        )
+        return make_rollout(self.policy, prompts, completion_ids, lengths, torch.cat(keep.logprobs, dim=1))
 
     def sleep(self) -> None:
         """Give back the memory of a static cache. The next rollout makes it anew."""

@@ -1,13 +1,21 @@
-"""Continuous batching as bookkeeping: which completion is decoded in which slot, and when. No tensors here.
+"""Continuous batching over a paged cache as bookkeeping: who is decoded when, in which blocks. No tensors here.
 
-A slot is a row of the decoding batch with its part of the cache. Completions start in their order. When one ends, the
-next one that waits takes its slot; when none waits, the live ones move together and the batch becomes smaller. So
-nobody waits for the longest. The engine does what a `Plan` says and reports which slots are done.
+Completions start in their order (those of a prompt follow each other), so one number says who may run: those below
+`limit` have blocks and run, wait for a free slot, or have ended; from `limit` on they wait. The device gives free slots
+to completions below the limit by itself, and the host need not know slots. A prompt is prefilled as its first
+completion; the others have its full blocks in their tables and a copy of the one that is partly filled.
+
+When blocks run out the limit goes down: the youngest returns its blocks, keeps its tokens, and is later prefilled again
+from prompt and tokens. The oldest is never sent back, so every rollout ends.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
+from rlcourse.rollout.blocks import NOBODYS, BlockManager
+
+MAX_SLOTS = 256  # completions decoded at once on a GPU, where each has blocks for its full length; more wait their turn
+PREFILL_TOKENS = 16384  # prompts are prefilled so many tokens at a time; decoding waits for them
 SMALLEST = 8  # slots of the smallest batch that `halve` makes
 
 
@@ -18,101 +26,235 @@ def halve(size: int, live: int) -> int:
     return size
 
 
-def drop_ended(size: int, live: int) -> int:
-    """As many as live once 8 slots and a quarter of all have ended: moving a cache costs about one step."""
-    ended = size - live
-    return live if ended >= 8 and ended >= size / 4 else size
+@dataclass(frozen=True)
+class Piece:
+    """Tokens `begin` to `end` - 1 of a completion (its prompt, then what it has sampled), to prefill into its blocks.
+
+    A piece may read what one that begins before it writes. first_tokens: it is a prompt's last one, after which the
+    first token of each completion of the prompt is sampled.
+    """
+
+    completion: int
+    begin: int
+    end: int
+    first_tokens: bool
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the engine does before it looks at the flags again, in this order.
+    """What the device does before the host looks again, in this order.
 
-    starts: (slot, completion) pairs; moves: (source, target) slots; then `steps` decode steps of the first `size`
-    slots. longest: no live completion has had more decode steps. refill: the device itself gives slots that become free
-    to the completions that wait.
+    limit: completions from here on leave their slots, and none of them gets one.
+    rows: new rows of the block table, by completion.
+    pieces: what is prefilled; then copies: (source, target), blocks that are copied in all layers.
+    together: slots that are not done move to the front, in their order.
+    steps: so many decode steps of the first `size` slots. Before the first and after each, slots that are done take
+    the next completions below the limit, both in their order.
     """
 
-    starts: list[tuple[int, int]]
-    moves: list[tuple[int, int]]
+    limit: int
+    rows: dict[int, list[int]]
+    pieces: list[Piece]
+    copies: list[tuple[int, int]]
     size: int
+    together: bool
     steps: int
-    longest: int
-    refill: bool
 
 
 class Scheduler:
-    """Plans the decoding of `num_completions` in `num_slots` slots, each for `max_steps` steps at most.
-
-    resize: (slots, live ones) → slots to go on with, `halve` or `drop_ended`. device_refills: after the first starts
-    the device gives free slots away, in its own time; `report` tells how many have started. Use:
+    """Plans the decoding of `num_generations` completions of each prompt in `num_slots` slots and the manager's blocks.
 
         while plan := scheduler.next_plan():
             ...
-            scheduler.report(done, next_completion)
+            scheduler.report(lengths, ended)
+
+    late: of the steps of a plan, how many the device does after it has said what is reported. prefill_tokens: of a plan
+    at most. If a rollout breaks off, its blocks stay held: begin again with a new BlockManager. Raises ValueError when
+    a completion of full length does not fit.
     """
 
     def __init__(
         self,
-        num_completions: int,
+        blocks: BlockManager,
+        prompts: list[list[int]],
+        num_generations: int,
+        max_new_tokens: int,
         num_slots: int,
-        max_steps: int,
         steps_between_looks: int = 1,
-        resize: Callable[[int, int], int] = drop_ended,
-        device_refills: bool = False,
+        late: int = 0,
+        prefill_tokens: int = PREFILL_TOKENS,
     ):
-        self.num_completions, self.max_steps = num_completions, max_steps
-        self.steps_between_looks, self.resize, self.device_refills = steps_between_looks, resize, device_refills
-        self.next_completion = 0  # the first that has not started
-        # Decode steps that the completion in a slot has had (at least so many, where the device refills); None: free.
-        self.ages: list[int | None] = [None] * (min(num_slots, num_completions) if max_steps > 0 else 0)
-        self.plan: Plan | None = None
+        longest = max(map(len, prompts))
+        needed = blocks.blocks_for(longest + max_new_tokens - 1)
+        if needed > blocks.usable:
+            raise ValueError(
+                f"A prompt of {longest} tokens with {max_new_tokens} new ones needs {needed} blocks of "
+                f"{blocks.block_tokens} tokens, and the cache has {blocks.usable}: give it a larger budget."
+            )
+        self.blocks, self.prompts, self.num_generations = blocks, prompts, num_generations
+        self.max_new_tokens, self.prefill_tokens = max_new_tokens, prefill_tokens
+        self.steps_between_looks, self.late = steps_between_looks, late
+        self.num_completions = len(prompts) * num_generations
+        self.num_slots = self.size = min(num_slots, self.num_completions)
+        # A slot that is done stands at its next position, which is the end of the longest.
+        self.table_width = blocks.blocks_for(longest + max_new_tokens)
+        self.lengths, self.ended = [0] * self.num_completions, [False] * self.num_completions
+        self.starts_with = [1] * self.num_completions  # tokens that it has when it starts, or starts again
+        self.limit = 0
+        self.tables: dict[int, list[int]] = {}  # of those below the limit that have not ended, the youngest last
+        self.prefilling: list[int] | None = None  # table of completion `limit` while it is prefilled,
+        self.prefilled = 0  # and so many of its tokens are
+        self.prompt_blocks: list[int] | None = None  # of the prompt whose next completion, not its first, is `limit`
+        self.leaving: list[int] = []  # blocks of prompts all of whose completions have started: the plan copies them
+        self.unseen = 0  # steps that the device has done since what was reported
 
     def next_plan(self) -> Plan | None:
         """What to do next; None when all completions have ended."""
-        host_starts = self.next_completion == 0 or not self.device_refills
-        starts = self._start() if host_starts and self.next_completion < self.num_completions else []
-        moves = self._move_together() if self.next_completion == self.num_completions else []
-        live = [age for age in self.ages if age is not None]
-        self.plan = Plan(
-            starts,
-            moves,
-            size=len(self.ages),
-            steps=min(self.steps_between_looks, self.max_steps - min(live, default=0)),
-            longest=self.max_steps if self.device_refills else max(live, default=0),
-            refill=self.device_refills and self.next_completion < self.num_completions,
+        self.rows: dict[int, list[int]] = {}
+        self.pieces: list[Piece] = []
+        self.copies: list[tuple[int, int]] = []
+        self._release()
+        limit = self.limit
+        self._grow()
+        if self.limit == limit:  # nobody was sent back, of whom it is not known yet how far he is
+            self._start()
+        if self.limit == self.num_completions and not self.tables:
+            self._release()
+            return None
+        size = halve(self.num_slots, min(len(self.tables), self.num_slots))
+        left = self.max_new_tokens - min(map(self._at_least, self.tables), default=self.max_new_tokens)
+        plan = Plan(
+            limit=self.limit,
+            rows={i: table + [NOBODYS] * (self.table_width - len(table)) for i, table in self.rows.items()},
+            pieces=self.pieces,
+            copies=self.copies,
+            size=size,
+            together=size < self.size,
+            steps=min(self.steps_between_looks, left),
         )
-        return self.plan if self.ages else None
+        self.size, self.unseen = size, min(self.late, plan.steps)
+        return plan
 
-    def report(self, done: list[bool], next_completion: int) -> None:
-        """What the device says after the plan: which of its slots are done, and which completion starts next."""
-        steps, last = self.plan.steps, self.max_steps - self.plan.steps  # from age `last` on, all its steps are done
-        if self.plan.refill:  # whoever is in a slot may have started just now
-            self.ages = [None if is_done else 0 for is_done in done]
+    def report(self, lengths: list[int], ended: list[bool]) -> None:
+        """Tokens that each completion has sampled, and whether it has ended, before the last `late` steps of the plan
+        (of fewer: before all)."""
+        self.lengths, self.ended = list(lengths), list(ended)
+
+    def _prompt(self, completion: int) -> list[int]:
+        return self.prompts[completion // self.num_generations]
+
+    def _to_cache(self, completion: int) -> int:
+        """Tokens that are in the cache when the completion starts: all but the last sampled one."""
+        return len(self._prompt(completion)) + max(self.lengths[completion], 1) - 1
+
+    def _at_least(self, completion: int) -> int:
+        """Tokens that it has sampled by now, if it has not ended: once it runs, one at each step."""
+        length = self.lengths[completion]
+        return length + self.unseen if length > self.starts_with[completion] else length
+
+    def _blocks_needed(self, completion: int, unseen: int) -> int:
+        """By a completion until the host acts again."""
+        tokens = self._to_cache(completion) + unseen + self.steps_between_looks
+        most = len(self._prompt(completion)) + self.max_new_tokens - 1
+        return self.blocks.blocks_for(min(tokens, most))
+
+    def _release(self) -> None:
+        """Return the blocks that nobody needs since the last plan."""
+        self.blocks.release(self.leaving)
+        self.leaving = []
+        for completion in [i for i in self.tables if self.ended[i] or self._at_least(i) >= self.max_new_tokens]:
+            self.blocks.release(self.tables.pop(completion))
+            self.rows[completion] = []
+
+    def _grow(self) -> None:
+        """Blocks for what runs, the oldest first."""
+        for completion, table in list(self.tables.items()):
+            missing = self._blocks_needed(completion, self.unseen) - len(table)
+            while completion < self.limit and missing > self.blocks.available:
+                self._send_back()
+            if completion < self.limit and missing > 0:
+                table += self.blocks.allocate(missing)
+                self.rows[completion] = table
+
+    def _send_back(self) -> None:
+        """Free blocks of the youngest that has some: what is prefilled, else a completion, never the last one."""
+        if self.prefilling is not None:
+            self.blocks.release(self.prefilling)
+            self.prefilling, self.rows[self.limit] = None, []
+        elif len(self.tables) > 1:
+            first_of_prompt = self.limit // self.num_generations * self.num_generations
+            self.limit, table = self.tables.popitem()
+            self.blocks.release(table)
+            self.rows[self.limit] = []
+            if self.limit <= first_of_prompt:
+                self._let_go_of_prompt()
         else:
-            pairs = zip(self.ages, done, strict=True)
-            self.ages = [None if is_done or age is None or age >= last else age + steps for age, is_done in pairs]
-        self.next_completion = next_completion
+            assert self.prompt_blocks is not None, "the oldest does not fit alone"
+            self._let_go_of_prompt()
 
-    def _start(self) -> list[tuple[int, int]]:
-        """The next completions into the free slots."""
-        free = [slot for slot, age in enumerate(self.ages) if age is None]
-        starts = list(zip(free, range(self.next_completion, self.num_completions), strict=False))
-        for slot, _ in starts:
-            self.ages[slot] = 0
-        self.next_completion += len(starts)
-        return starts
+    def _let_go_of_prompt(self) -> None:
+        if self.prompt_blocks is not None:
+            self.blocks.release(self.prompt_blocks)
+            self.prompt_blocks = None
 
-    def _move_together(self) -> list[tuple[int, int]]:
-        """A smaller batch, if `resize` wants one: the live slots behind its end go into free ones before it."""
-        live = len(self.ages) - self.ages.count(None)
-        size = self.resize(len(self.ages), live) if live else 0
-        if size == len(self.ages):
-            return []
-        sources = [slot for slot in range(size, len(self.ages)) if self.ages[slot] is not None]
-        targets = [slot for slot in range(size) if self.ages[slot] is None]
-        moves = list(zip(sources, targets, strict=False))
-        for source, target in moves:
-            self.ages[target] = self.ages[source]
-        del self.ages[size:]
-        return moves
+    def _start(self) -> None:
+        """Raise the limit while slots, blocks and tokens to prefill allow."""
+        tokens = self.prefill_tokens
+        while self.limit < self.num_completions and (self.ended[self.limit] or self._room_ahead()):
+            if not self.ended[self.limit]:
+                if self.prefilling is None and not self._begin():
+                    if self.tables or self.prompt_blocks is None:
+                        return
+                    self._let_go_of_prompt()  # its partly filled block may be what is missing
+                    continue
+                tokens = self._prefill(tokens)
+                if self.prefilled < self._to_cache(self.limit):
+                    return
+                self.tables[self.limit], self.prefilling = self.prefilling, None
+                self.starts_with[self.limit] = self.lengths[self.limit]
+            self.limit += 1
+            if self.limit % self.num_generations == 0 and self.prompt_blocks is not None:
+                self.leaving += self.prompt_blocks
+                self.prompt_blocks = None
+
+    def _room_ahead(self) -> bool:
+        """Whether one more may have blocks: there is a slot for it, or it is one of those for which there may be one
+        before the next look, and it takes no block that those in slots need to reach their full length."""
+        waiting, ahead = len(self.tables) - self.num_slots, max(self.num_slots, self.steps_between_looks)
+        missing = sum(self.table_width - len(table) for table in islice(self.tables.values(), self.num_slots))
+        return waiting < 0 or (waiting < ahead and self.blocks.available > missing)
+
+    def _begin(self) -> bool:
+        """A table for completion `limit`, if there are blocks: shared ones, then its own."""
+        completion, prompt = self.limit, self._prompt(self.limit)
+        full, partly_filled = divmod(len(prompt), self.blocks.block_tokens)
+        copies = self.prompt_blocks is not None and self.lengths[completion] == 1
+        if copies:
+            shared, self.prefilled = self.blocks.share(self.prompt_blocks[:full]), len(prompt)
+        else:  # logits come from the last token, so a new prompt's last token is not found but computed
+            fresh = self.lengths[completion] == 0
+            shared = self.blocks.find(prompt, (len(prompt) - 1) // self.blocks.block_tokens if fresh else full)
+            self.prefilled = len(shared) * self.blocks.block_tokens
+        missing = self._blocks_needed(completion, 0) - len(shared)
+        if missing > self.blocks.available:
+            self.blocks.release(shared)
+            return False
+        self.prefilling = self.rows[completion] = shared + self.blocks.allocate(missing)
+        if copies and partly_filled:
+            self.copies.append((self.prompt_blocks[full], self.prefilling[full]))
+        return True
+
+    def _prefill(self, tokens: int) -> int:
+        """The next piece, of so many tokens at most, of completion `limit`; how many tokens are left for others."""
+        completion, prompt, begin = self.limit, self._prompt(self.limit), self.prefilled
+        self.prefilled = min(self._to_cache(completion), begin + tokens)
+        if self.prefilled > begin:
+            first_tokens = self.lengths[completion] == 0 and self.prefilled == len(prompt)
+            self.pieces.append(Piece(completion, begin, self.prefilled, first_tokens))
+            self.blocks.keep(prompt[: self.prefilled], self.prefilling)
+            if first_tokens:
+                group = slice(completion, completion + self.num_generations)
+                self.lengths[group] = [1] * self.num_generations
+                self.ended[group] = [self.max_new_tokens == 1] * self.num_generations
+                self.prompt_blocks = self.blocks.share(self.prefilling[: self.blocks.blocks_for(len(prompt))])
+        return tokens - (self.prefilled - begin)

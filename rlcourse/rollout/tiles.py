@@ -1,6 +1,9 @@
 """How the kernels of a decode step cut their work into tiles, by the number of rows and the GPU's shared memory."""
 
+import importlib.util
 from dataclasses import dataclass, replace
+
+import torch
 
 from rlcourse.exact import KEYS
 
@@ -150,3 +153,9 @@ def launch_options(tile: MatmulTile, depth: int, pair: bool) -> dict:
     weight_bytes = 2 * (tile.columns + tile.more) * tile.depth * (2 if pair else 1)
     preloaded = min(tile.preloaded, -(-depth // tile.depth), 32 * tile.warps * REGISTERS // weight_bytes)
     return {"PRELOADED": preloaded, "num_warps": tile.warps, "num_stages": tile.stages}
+
+
+def cute_wins(device: torch.device) -> bool:
+    """Whether CuTe DSL is installed, and the GPU one where its kernels were measured to be faster than Triton's."""
+    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    return hopper and importlib.util.find_spec("cutlass") is not None

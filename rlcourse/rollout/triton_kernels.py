@@ -94,27 +94,22 @@ def pair(acc, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def part_of(table, completion, W, rows, R, at, BLOCK: tl.constexpr):
-    """Which part of the cache has token `at` of these rows: in a paged one the block that row `completion` of the table
-    [completions, W] names; else (BLOCK 0) the row's own."""
-    if BLOCK > 0:
-        owner = tl.load(completion + rows, mask=rows < R, other=0)
-        part = tl.load(table + owner * W + at // BLOCK, mask=rows < R, other=0)
-    else:
-        part = rows
-    return part
+def block_of(table, completion, W, rows, R, at, BLOCK: tl.constexpr):
+    """The block that has token `at` of each row: row `completion` of the table [completions, W] names it."""
+    owner = tl.load(completion + rows, mask=rows < R, other=0)
+    return tl.load(table + owner * W + at // BLOCK, mask=rows < R, other=0)
 
 
 @triton.jit
 def qkv_kernel(
     y, squares, w, bias, q_norm, k_norm, cos, sin, position, q_out, cache, table, completion, W, R, eps,
-    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, d: tl.constexpr, stride_kv, stride_row, stride_head,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, d: tl.constexpr, stride_kv, stride_block, stride_head,
     HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, LEVELS: tl.constexpr, BLOCK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRELOADED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """BN columns of a head's first half and those they are rotated with: their projection, rotated; queries go to q_out
     [R, H * D], keys and values into the cache at `position`. With a norm BN is the half: it adds over the head.
-    BLOCK: tokens of a block, of a paged cache; else 0."""
+    BLOCK: tokens of a block of the cache."""
     half: tl.constexpr = D // 2
     head, part_of_head = tl.program_id(0) // (half // BN), tl.program_id(0) % (half // BN)
     cols = part_of_head * BN + tl.arange(0, BN)
@@ -129,7 +124,7 @@ def qkv_kernel(
     turn = at[:, None] * half + cols[None, :]
     if PRELOADED > 0:  # with few rows time is latency; with many a thread has no room to hold them
         c, s = tl.load(cos + turn, mask=m, other=0.0), tl.load(sin + turn, mask=m, other=0.0)
-        part = part_of(table, completion, W, rows, R, at, BLOCK)
+        block = block_of(table, completion, W, rows, R, at, BLOCK)
     if PDL:
         gdc_wait()
     pieces = ask(y, rows, R, 0, d, d, BK, PRELOADED)
@@ -146,7 +141,7 @@ def qkv_kernel(
         elif head < H + K:
             v1, v2 = head_norm(v1, v2, k_norm, cols, BM, D, LEVELS, eps)
     if PRELOADED == 0:
-        part = part_of(table, completion, W, rows, R, at, BLOCK)
+        block = block_of(table, completion, W, rows, R, at, BLOCK)
         c, s = tl.load(cos + turn, mask=m, other=0.0), tl.load(sin + turn, mask=m, other=0.0)
     if head < H + K:
         v1, v2 = rotated(v1, v2, c, s)
@@ -154,8 +149,7 @@ def qkv_kernel(
         p = q_out + rows[:, None] * (H * D) + head * D + cols[None, :]
     else:
         base = cache + ((head - H) // K).to(tl.int64) * stride_kv + ((head - H) % K) * stride_head
-        within = at % BLOCK if BLOCK > 0 else at
-        p = base + part[:, None].to(tl.int64) * stride_row + within[:, None] * D + cols[None, :]
+        p = base + block[:, None].to(tl.int64) * stride_block + (at % BLOCK)[:, None] * D + cols[None, :]
     both = p[:, :, None] + half * tl.arange(0, 2)[None, None, :]
     tl.store(both, tl.join(v1, v2).to(cache.dtype.element_ty), mask=m[:, :, None])
 

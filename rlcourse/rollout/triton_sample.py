@@ -1,9 +1,10 @@
-"""Sampling tokens in Triton: one random number a row, however large the vocabulary.
+"""Sampling tokens in Triton, whether a completion is done, and who takes its slot.
 
-Gumbel noise would need a random number for each entry. Here the vocabulary is cut into tiles: a first kernel adds up
-each tile's mass, a second one looks up in which tile a uniform number falls, then where in that tile (inversion of the
-cumulative distribution). The logits are read once; the log-prob of the sampled token comes along. The last norm is
-split like all others (`triton_kernels.py`): the logits here still lack its 1 / rms.
+A row takes one random number, however large the vocabulary; Gumbel noise would need one for each entry. The vocabulary
+is cut into tiles: a first kernel adds up each tile's mass (`mass_kernel` of the training pass), a second one looks up
+in which tile a uniform number falls, then where in that tile (inversion of the cumulative distribution). The logits are
+read once; the log-prob of the sampled token comes along. The last norm is split like all others (`triton_kernels.py`):
+the logits here still lack its 1 / rms, and are multiplied with it and 1 / temperature at once.
 """
 
 import triton
@@ -69,3 +70,29 @@ def pick_kernel(
         is_last = (ends | (so_far + 1 >= tl.load(max_new_tokens))).to(tl.int8)
         tl.store(done + slot, is_last)
         tl.store(ended + number, is_last)
+
+
+@triton.jit
+def refill_kernel(
+    completion, token, position, num_tokens, done, next_completion, num_completions, num_generations, tokens, lengths,
+    ended, prompt_lengths, R, T, B: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The free slots in their order take the next completions in theirs. One program for all, so that a run can be
+    repeated: who gets what does not depend on who came first."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    slot = tl.arange(0, B)
+    here = slot < R
+    free = here & (tl.load(done + slot, mask=here, other=0) != 0)
+    started = tl.load(next_completion)
+    takes = started + tl.cumsum(free.to(tl.int64), 0) - 1
+    take = free & (takes < tl.load(num_completions))
+    its_prompt = takes // tl.load(num_generations)
+    tl.store(completion + slot, takes, mask=take)
+    so_far = tl.load(lengths + takes, mask=take, other=1)  # one, or more of a completion that was sent back
+    tl.store(token + slot, tl.load(tokens + takes * T + so_far - 1, mask=take, other=0), mask=take)
+    tl.store(position + slot, tl.load(prompt_lengths + its_prompt, mask=take, other=0) + so_far - 1, mask=take)
+    tl.store(num_tokens + slot, so_far, mask=take)
+    tl.store(done + slot, tl.load(ended + takes, mask=take, other=0), mask=take)
+    tl.store(next_completion, started + tl.sum(take.to(tl.int64), 0))

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcourse.batch import Rollout, join_rows, right_pad
+from rlcourse.batch import Rollout, make_rollout, right_pad
 from rlcourse.dist import launched
 from rlcourse.lora import merged_parameters, plain_parameters
 from rlcourse.policy import Policy, check_positions
@@ -123,17 +123,8 @@ def rollout_of(
     """vLLM's completions, one a row, as a Rollout. Raises RuntimeError unless each token has a log-prob."""
     if list(map(len, tokens)) != list(map(len, logprobs)):
         raise RuntimeError("vLLM did not give one log-prob for each token.")
-    device = policy.device
-    lengths = torch.tensor([len(row) for row in tokens], device=device)
-    ids, prompt_lengths = join_rows(*right_pad(prompts, device), _padded(tokens, device), lengths, policy.pad_id)
-    last = torch.tensor([row[-1] for row in tokens], device=device)
-    return Rollout(
-        ids=ids,
-        prompt_lengths=prompt_lengths,
-        completion_lengths=lengths,
-        logprobs=_padded(logprobs, device),
-        finished=torch.isin(last, torch.tensor(policy.eos_ids, device=device)),
-    )
+    completion_ids, lengths = right_pad(tokens, policy.device)
+    return make_rollout(policy, prompts, completion_ids, lengths, right_pad(logprobs, policy.device)[0])
 
 
 def check_temperature(sampling: Sampling) -> None:
@@ -232,9 +223,3 @@ def numpy_from_torch() -> Iterator[None]:
         yield
     finally:
         np.random.set_state(before)
-
-
-def _padded(rows: list[list], device: torch.device) -> Tensor:
-    """Rows of numbers as a tensor [rows, longest], 0 beyond each."""
-    longest = max(map(len, rows))
-    return torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)

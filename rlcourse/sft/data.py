@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlcourse.chat import Messages, write_chats
 from rlcourse.hub import load_rows
-from rlcourse.policy import TEMPLATE, Policy
+from rlcourse.policy import Policy
 from rlcourse.sft.config import SFTConfig, is_task
 from rlcourse.tasks import load_task
 from rlcourse.tasks.jsonl import parse_record, read_each_line
-
-Messages = list[dict[str, str]]  # a conversation: role and content of each turn
 
 PROMPTS, ANSWERS = ("prompt", "question"), ("answer", "completion", "response")  # the keys that a record may have
 EXPECTED = '{"messages": [{"role": "user", "content": "..."}, ...]} or {"prompt": "...", "answer": "..."}'
@@ -104,11 +103,13 @@ def of_task(config: SFTConfig, policy: Policy) -> list[list[Example]]:
 
         train = [problem.to_problem() for problem in minigsm.generate(MINIGSM_PROBLEMS, 1, "sft")]
 
+    end = policy.end
+
     def example(problem: Any) -> Example:
         answer = getattr(problem, "answer", "")
         if not answer.strip():
             raise ValueError(f"The problems of {config.data} have no worked answers to learn: name a file in --data.")
-        prompt, text = task.prompt(problem, policy), answer + policy.tokenizer.eos_token
+        prompt, text = task.prompt(problem, policy), answer + end
         ids = [*prompt, *policy.tokenizer(text, add_special_tokens=False)["input_ids"]]
         return Example(torch.tensor(ids, dtype=torch.int32), torch.arange(len(ids)) >= len(prompt))
 
@@ -151,13 +152,11 @@ def encode(policy: Policy, messages: Messages, where: str) -> Example:
     """
     tokenizer, ids, learned, done = policy.tokenizer, [], [], ""
 
-    def text(turns: Messages, prompt: bool) -> str:
+    def text(turns: Messages, open_turn: bool) -> str:
         try:
-            options = {"tokenize": False, "add_generation_prompt": prompt} | TEMPLATE
-            return tokenizer.apply_chat_template(turns, **options)
-        except Exception as error:  # whatever a template does, such as refusing a role
-            why = next(iter(str(error).splitlines()), "")
-            raise ValueError(f"{where}: the chat template refuses it ({why}).") from None
+            return write_chats(tokenizer, [turns], open_turn)[0]
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
 
     def add(part: str, is_learned: bool) -> None:
         tokens = tokenizer(part, add_special_tokens=False)["input_ids"]
@@ -172,7 +171,7 @@ def encode(policy: Policy, messages: Messages, where: str) -> Example:
             raise ValueError(
                 f"{where}: the chat template writes earlier turns anew for each answer: make it one line an answer."
             )
-        answer = up_to_its_end(policy, after[len(before) :])
+        answer = up_to_its_end(policy, after[len(before) :], message["content"].strip())
         add(before[len(done) :], False)
         start = len(ids)
         add(answer, True)
@@ -182,9 +181,10 @@ def encode(policy: Policy, messages: Messages, where: str) -> Example:
     return Example(torch.tensor(ids, dtype=torch.int32), torch.tensor(learned))
 
 
-def up_to_its_end(policy: Policy, written: str) -> str:
-    """A template's text of an answer, without what it writes behind the token that ends it; that token is added if the
-    template writes none."""
+def up_to_its_end(policy: Policy, written: str, content: str) -> str:
+    """A template's text of an answer, without what it writes behind the first token that ends it; an end is added if
+    the template writes none."""
     ends = [policy.tokenizer.decode([token]) for token in policy.eos_ids]
-    places = [written.rfind(end) + len(end) for end in ends if end in written]
-    return written[: max(places)] if places else written + policy.tokenizer.eos_token
+    start = written.rfind(content) + len(content) if content in written else 0
+    places = [written.find(end, start) + len(end) for end in ends if end in written[start:]]
+    return written[: min(places)] if places else written + policy.end

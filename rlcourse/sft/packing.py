@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcourse.logprobs import WIDTH_ON_GPU, chunked_logprobs
+from rlcourse.head import logprobs_and_states
+from rlcourse.logprobs import WIDTH_ON_GPU
 from rlcourse.sampling import Sampling
 from rlcourse.sft.data import Example
 
@@ -69,24 +70,26 @@ def pack(rows: list[Row], pad_id: int, device: torch.device) -> Rows:
 
 def summed_loss(model: PreTrainedModel, rows: Rows, chunk: int, compile: bool = False) -> Tensor:
     """-log p of every token of an answer, added up: a scalar, nats. Float32 logits exist for `chunk` tokens at once."""
-    decoder, head = model.get_decoder(), model.get_output_embeddings().weight
-    hidden = decoder(input_ids=rows.ids, position_ids=rows.positions, use_cache=False).last_hidden_state
     learned = rows.learned[:, 1:]  # token t is predicted at t - 1, which is of the same example
-    return -chunked_logprobs(hidden[:, :-1][learned], head, rows.ids[:, 1:][learned], Sampling(), chunk, compile).sum()
+    logprobs, _ = logprobs_and_states(
+        model, lambda of_ids: of_ids[:, :-1][learned], rows.ids[:, 1:][learned], Sampling(), chunk, compile,
+        input_ids=rows.ids, position_ids=rows.positions,
+    )  # fmt: skip
+    return -logprobs.sum()
 
 
 @torch.no_grad()
 def check_packing(model: PreTrainedModel) -> None:
     """Raise ValueError unless the model computes the same for two short sequences in a row as for each alone."""
 
-    def states(ids: list[int], positions: list[int]) -> Tensor:
+    def logits(ids: list[int], positions: list[int]) -> Tensor:
         inputs = {"input_ids": torch.tensor([ids]), "position_ids": torch.tensor([positions])}
         inputs = {name: value.to(model.device) for name, value in inputs.items()}
-        return model.get_decoder()(**inputs, use_cache=False).last_hidden_state[0]
+        return model(**inputs, use_cache=False).logits[0]
 
     first, second = [1, 2, 3, 4, 5], [5, 4, 3]
-    together = states(first + second, [0, 1, 2, 3, 4, 0, 1, 2])
-    apart = torch.cat([states(ids, list(range(len(ids)))) for ids in (first, second)])
+    together = logits(first + second, [0, 1, 2, 3, 4, 0, 1, 2])
+    apart = torch.cat([logits(ids, list(range(len(ids)))) for ids in (first, second)])
     if (together - apart).abs().max() > 1e-3 * apart.abs().max():
         raise ValueError(
             f"The {model.config.model_type} architecture does not keep packed examples apart: use --no-packing."

@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="Triton is there on Linux alone")
 from policies import DEVICE, make_policy
 
 from rlcourse.bench import kernels
-from rlcourse.rollout.decoder import Decoder
+from rlcourse.exact.weights import fused_weights
 
 
 @pytest.mark.thorough
@@ -16,10 +16,10 @@ from rlcourse.rollout.decoder import Decoder
 def test_every_piece_runs_and_those_with_an_error_compute_what_pytorch_does():
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
     policy = make_policy(hidden_size=128, intermediate_size=256, **heads)
-    decoder = Decoder(policy.model, torch.bfloat16 if DEVICE == "cuda" else torch.float32, compile=False)
-    step = kernels._step(decoder, 3)
+    weights = fused_weights(policy.model, torch.bfloat16 if DEVICE == "cuda" else torch.float32)
+    step = kernels._step(weights, 3)
     found = {}
-    for name, (ours, peer, moved, error, _) in kernels._pieces(decoder, step, 3).items():
+    for name, (ours, peer, moved, error, _) in kernels._pieces(weights, step, 3).items():
         kernels._fill(step)
         found[name] = error()
         ours()

@@ -27,10 +27,11 @@ from rlcourse.distributed.sharded import ShardedPass
 from rlcourse.learner import Learner
 from rlcourse.logprobs import PlainPass
 from rlcourse.lora import copy_merged
-from rlcourse.policy import checkpoint_activations, empty_copy
+from rlcourse.policy import empty_copy
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import GREEDY, Sampling
 from rlcourse.train import resume, train, update
+from rlcourse.trial import checkpoint_activations
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the ranks are forks, which cannot use a GPU")
 SHARDED = make_config(shard=True, num_prompts=3, max_new_tokens=6, warmup_steps=0)

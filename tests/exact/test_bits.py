@@ -15,7 +15,8 @@ from rlcourse.exact.model import ExactPass
 from rlcourse.exact.weights import fused_weights, is_exact
 from rlcourse.logprobs import token_logprobs
 from rlcourse.rollout import make_engine
-from rlcourse.rollout.fast import FastEngine
+from rlcourse.rollout.gpu_engine import GPUEngine
+from rlcourse.rollout.torch_engine import TorchEngine
 from rlcourse.sampling import GREEDY, Sampling
 
 HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
@@ -80,7 +81,7 @@ def assert_equal(policy, rollout, sampling) -> None:
 @pytest.mark.parametrize("rows", [1, 16, 17, 96, 97, 256, 257])
 def test_rows(shape, rows):
     policy = policy_of(shape)
-    engine = FastEngine(policy, torch.bfloat16)
+    engine = GPUEngine(policy, torch.bfloat16)
     assert engine.exact
     torch.manual_seed(rows)
     prompts = prompts_of(rows, 257)
@@ -94,19 +95,17 @@ def test_products_in_cute_dsl_are_used_and_agree_with_triton(shape, rows):
     pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
     from rlcourse.rollout import cute_products
 
-    engine, others = (FastEngine(policy_of(shape), torch.bfloat16, kernels=kernels) for kernels in ("exact", "triton"))
+    engine, others = (GPUEngine(policy_of(shape), torch.bfloat16, cute=cute) for cute in (True, False))
     assert engine.exact and others.exact
     prompts, rollouts = prompts_of(rows, 129), []
     for one in (engine, engine, others):
         torch.manual_seed(rows)
         rollouts.append(one.generate(prompts, 1, 30, Sampling()))
-    assert others.triton_step.products is None
+    assert others.step.products is None
     for found in rollouts[1:]:
         assert torch.equal(found.ids, rollouts[0].ids) and torch.equal(found.logprobs, rollouts[0].logprobs)
-    tiles = cute_products.cute_tiles(
-        rows, engine.triton_step.hidden, engine.decoder.layers[0].q_norm is not None, False
-    )
-    kernels = [engine.triton_step.products.kernel(name, rows) for name in tiles]
+    tiles = cute_products.cute_tiles(rows, engine.step.hidden, engine.weights.layers[0].q_norm is not None)
+    kernels = [engine.step.products.kernel(name, rows) for name in tiles]
     kernels = [kernel for kernel in kernels if kernel is not None]
     assert bool(kernels) == bool(tiles) and all(cute_products._agree[kernel] for kernel in kernels)
 
@@ -115,7 +114,7 @@ def test_products_in_cute_dsl_are_used_and_agree_with_triton(shape, rows):
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.6), Sampling(top_k=20), Sampling(0.8, top_p=0.9)])
 def test_sampling_with_refilled_slots_that_share_prompts(shape, sampling):
     policy = policy_of(shape, 0.05)
-    engine = FastEngine(policy, torch.bfloat16, max_slots=24)
+    engine = GPUEngine(policy, torch.bfloat16, max_slots=24)
     prompts = prompts_of(12, 129)
     torch.manual_seed(0)
     for _ in range(2):
@@ -125,7 +124,7 @@ def test_sampling_with_refilled_slots_that_share_prompts(shape, sampling):
 
 def test_after_an_update_and_after_sleep():
     policy = policy_of("qwen2")
-    engine = FastEngine(policy, torch.bfloat16)
+    engine = GPUEngine(policy, torch.bfloat16)
     prompts = prompts_of(8, 65)
     for _ in range(3):
         assert_equal(policy, engine.generate(prompts, 2, 30, Sampling()), Sampling())
@@ -136,7 +135,7 @@ def test_after_an_update_and_after_sleep():
 
 
 @pytest.mark.parametrize("shape", ["qwen2", "llama-3.2-1b", "llama, untied"])
-def test_a_paged_cache(shape):
+def test_a_cache_of_a_budget(shape):
     policy = policy_of(shape, 0.05)
     engine = make_engine(policy, "fast", torch.bfloat16, cache_gb=0.2)
     prompts = prompts_of(12, 257)
@@ -147,7 +146,7 @@ def test_a_paged_cache(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_gradients_are_the_same_bits_each_time_and_near_those_in_float32(shape):
     policy = policy_of(shape)
-    rollout = FastEngine(policy, torch.bfloat16).generate(prompts_of(16, 129), 2, 50, Sampling())
+    rollout = GPUEngine(policy, torch.bfloat16).generate(prompts_of(16, 129), 2, 50, Sampling())
     torch.manual_seed(0)
     weights = torch.randn_like(rollout.logprobs) * rollout.completion_mask
 
@@ -173,7 +172,7 @@ def test_captured_passes_have_the_same_bits(shape):
     graphs = exact.captured
     for number in range(6):
         count = (12, 30)[number % 2]
-        rollout = FastEngine(policy, torch.bfloat16).generate(prompts_of(count, 129), 2, 50, Sampling())
+        rollout = GPUEngine(policy, torch.bfloat16).generate(prompts_of(count, 129), 2, 50, Sampling())
         weights = torch.randn_like(rollout.logprobs) * rollout.completion_mask
         found = []
         for ready in (graphs.ready, lambda *_: False):
@@ -192,8 +191,7 @@ def test_captured_passes_have_the_same_bits(shape):
 
 def test_what_is_not_said_to_be_exact():
     policy = policy_of("qwen2")
-    assert not FastEngine(policy, torch.bfloat16, kernels="cute").exact
-    assert not FastEngine(policy, torch.bfloat16, kernels="").exact
+    assert not TorchEngine(policy, torch.bfloat16).exact
     assert not is_exact(fused_weights(policy.model, torch.float32))
 
 

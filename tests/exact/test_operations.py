@@ -11,15 +11,15 @@ import triton
 import triton.language as tl
 from policies import DEVICE
 from small import small_policy
-from torch.nn.functional import scaled_dot_product_attention
+from steps import new_step
+from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.testing import assert_close
 
 from rlcourse.exact import EXACT, KEYS, LOG2_E, head, layers, operations, pass_kernels
 from rlcourse.exact.products import add_shares, share_of
 from rlcourse.exact.sequences import Sequences
-from rlcourse.rollout import tiles, triton_kernels, triton_step
-from rlcourse.rollout.decoder import Decoder
-from rlcourse.rollout.slots import Room, Slots
+from rlcourse.exact.weights import fused_weights
+from rlcourse.rollout import tiles, triton_step
 from rlcourse.rollout.triton_step import TritonStep
 from rlcourse.sampling import GREEDY, Sampling
 
@@ -113,12 +113,7 @@ def test_the_norm_of_a_head_adds_its_halves_and_then_neighbours(D):
 
 
 def step_of(rows: int, room: int = 8, shape: str = "qwen2") -> TritonStep:
-    decoder = Decoder(small_policy(shape).model, torch.float32, False)
-    slots = Slots.empty(decoder, Room(rows, room, 1, 1, rows, 1))
-    slots.completion.copy_(torch.arange(rows))
-    slots.done.fill_(False)
-    slots.max_new_tokens.fill_(1)
-    return TritonStep(decoder, slots, torch.tensor([2]), cute_attention=False)
+    return new_step(fused_weights(small_policy(shape).model, torch.float32), rows, room)
 
 
 @pytest.mark.parametrize(("depth", "pair"), [(128, 1), (192, 2), (384, 1), (448, 2)])
@@ -140,7 +135,7 @@ def test_shares_of_a_product_are_added_in_pairs(depth, pair):
         assert len(parts) < 4 or not torch.equal(x + sum(parts[1:], parts[0]), expected)
     step.x.copy_(x)
     tile = tiles.MatmulTile(16, 32, 64, stages=2, preloaded=1, shares=pair)
-    step._add_by_triton(triton_kernels, a, w, norm, rows, tile, shared=True)
+    step._add_by_triton(a, w, norm, rows, tile, shared=True)
     assert torch.equal(step.x, expected) and torch.equal(step.y[:rows], expected * norm)
     assert torch.equal(step.squares, tree((expected * expected).unflatten(1, (-1, 32))))
     assert not step.arrived.any()
@@ -184,12 +179,14 @@ def joined(q, k, v, scale) -> torch.Tensor:
 def test_attention_joins_tiles_in_order_however_they_are_split(shape):
     length = max(PLACES) + 1
     step = step_of(len(PLACES), length, shape)
-    decoder, cache = step.decoder, step.slots.cache[0]
-    heads, kv_heads, D = decoder.heads, decoder.kv_heads, decoder.head_dim
+    weights, cache = step.weights, step.cache[0]
+    heads, kv_heads, D = weights.heads, weights.kv_heads, weights.head_dim
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(length, n, D, generator=generator) for n in (heads, kv_heads, kv_heads))
     q = 3 * q  # so that a few keys have most of the weight
-    cache[0], cache[1] = k.transpose(0, 1), v.transpose(0, 1)
+    for part, tokens in zip(cache, (k, v), strict=True):  # of each row in its blocks
+        blocks = pad(tokens, (0, 0, 0, 0, 0, -length % KEYS)).unflatten(0, (-1, KEYS)).transpose(1, 2)
+        part.copy_(blocks.repeat(len(PLACES), 1, 1, 1))
     step.q.copy_(q[PLACES].flatten(1))
     step.slots.position.copy_(torch.tensor(PLACES))
     found = []
@@ -203,7 +200,7 @@ def test_attention_joins_tiles_in_order_however_they_are_split(shape):
     for row, place in enumerate(PLACES):
         expected = joined(q[place, :group], k[: place + 1, 0], v[: place + 1, 0], scale)
         assert torch.equal(found[0][row, :group], expected)
-    out, lse = layers.attention(q, k, v, Sequences.equal(1, length, q.device))
+    out, lse = layers.attention(q, k, v, Sequences.of(torch.tensor([length]), torch.tensor([0]), length, q.device))
     parts = [x.transpose(0, 1) for x in (q, k, v)]
     exact = scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True).transpose(0, 1)
     assert_close(out, exact, atol=5e-6, rtol=0)
@@ -227,7 +224,7 @@ def test_the_logprob_of_a_sampled_token_is_that_of_the_pass(sampling, monkeypatc
     step._sample(step.slots, step.logits, step.squares, sampling)
     tokens, (logprobs, mass) = step.slots.tokens[:rows, 0].contiguous(), torch.empty(2, rows)
     inverse = 1.0 if sampling.greedy else 1 / sampling.temperature
-    head._logprobs(step.decoder.weights, step.logits, step.squares, tokens, inverse, logprobs, mass)
+    head._logprobs(step.weights, step.logits, step.squares, tokens, inverse, logprobs, mass)
     assert torch.equal(step.slots.logprobs[:rows, 0], logprobs)
     logits = step.logits.double() * inverse / (step.squares.double().sum(1, keepdim=True) / step.hidden).sqrt()
     assert_close(logprobs.double(), logits.log_softmax(1).gather(1, tokens[:, None])[:, 0], atol=2e-5, rtol=0)

@@ -1,7 +1,5 @@
 """Sequences without padding that share their beginnings, and the way to padded ones and back."""
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -31,13 +29,6 @@ def test_each_token_stands_in_its_sequence_or_in_the_one_that_it_shares_it_with(
     assert found.places.tolist() == [0, 1, 2, 3, 4, 11, 32, 40, 41, 42, 43, 44, 45, 50, 51, 52, 53]
     assert found.positions.tolist() == [0, 1, 2, 3, 4, 3, 0, 0, 1, 2, 3, 4, 5, 2, 3, 4, 5]
     assert found.copies.tolist() == [2, 2, 2, 0, 0, 0, 0, 1, 1, *[0] * 8]
-
-
-def test_equal_ones_are_a_case_of_any():
-    found, expected = Sequences.equal(3, 4, torch.device("cpu")), sequences_of([4] * 3, [0] * 3, 4, "cpu")
-    for field in dataclasses.fields(Sequences):
-        one, other = getattr(found, field.name), getattr(expected, field.name)
-        assert one == other if field.name == "length" else torch.equal(one, other) and one.dtype == other.dtype
 
 
 def test_of_a_rollout_no_padding_is_left_but_what_makes_a_multiple_and_each_prompt_once():

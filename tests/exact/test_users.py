@@ -10,7 +10,6 @@ pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
 from policies import make_policy, rollout_of
 from small import small_policy
-from thorough import thorough
 
 from rlcourse import learner as module
 from rlcourse import logprobs
@@ -22,9 +21,9 @@ from rlcourse.exact.model import ExactPass
 from rlcourse.exact.weights import fused_weights, is_exact
 from rlcourse.learner import Learner, old_logprobs
 from rlcourse.logprobs import token_logprobs
-from rlcourse.rollout import fast, make_engine, triton_step
-from rlcourse.rollout.fast import FastEngine
-from rlcourse.sampling import GREEDY, Sampling
+from rlcourse.rollout import gpu_engine, make_engine, triton_step
+from rlcourse.rollout.gpu_engine import GPUEngine
+from rlcourse.sampling import Sampling
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Passes are in float32, in the interpreter")
 ROLLOUT = rollout_of([([5, 9, 40], [12, 30]), ([11], [1]), ([7, 8], [60, 61, 62])], pad=2)
@@ -44,7 +43,7 @@ def exact(monkeypatch) -> list:
     monkeypatch.setattr(exact_model, "ExactPass", InFloat32)
     monkeypatch.setattr(exact_model, "WIDTH", 2)
     monkeypatch.setattr(module, "may_be_exact", lambda device: True)
-    for place in (module, fast):
+    for place in (module, gpu_engine):
         monkeypatch.setattr(place, "is_exact", lambda weights: True)
     return made
 
@@ -72,7 +71,7 @@ def test_nothing_is_exact_on_a_cpu():
     assert not learner.exact and not learner.reference_pass.exact
     assert policy.model not in weights._MADE  # nor takes memory
     assert not is_exact(fused_weights(policy.model, torch.bfloat16))
-    assert not FastEngine(policy, torch.float32).exact
+    assert not make_engine(policy, "fast", torch.float32).exact
 
 
 def test_in_float32_and_for_other_models_nothing_is_exact(exact):
@@ -114,31 +113,14 @@ def test_the_old_policy_is_the_samplers_where_both_are_exact(engine, learner):
     assert old_logprobs(*arguments, minibatches[:1]) is None
 
 
-def engine_for(policy, exact, monkeypatch) -> FastEngine:
-    """Exact, in pieces; the pass over prompts in PyTorch is not there."""
-    monkeypatch.setattr(fast, "has_kernels", weights.fits)  # also float32 on a CPU
-    monkeypatch.setattr(fast, "PREFILL_TOKENS", 8)  # two prompts
-    monkeypatch.setattr(triton_step, "SAMPLED_AT_ONCE", 2)
-    assert not any(FastEngine(policy, torch.float32, kernels=other).exact for other in ("", "cute"))
-    engine = FastEngine(policy, torch.float32)
-    assert engine.exact
-    engine.decoder.prefill = None
-    return engine
-
-
-@pytest.mark.parametrize("shape", ["qwen3", thorough("llama")])
-def test_greedy_tokens_after_an_exact_prefill_are_those_of_generate(shape, exact, monkeypatch):
-    policy = small_policy(shape, intermediate_size=256)
-    found = engine_for(policy, exact, monkeypatch).generate(PROMPTS, 2, 3, GREEDY)
-    expected = make_engine(policy, "hf-dynamic", torch.float32).generate(PROMPTS, 2, 3, GREEDY)
-    assert torch.equal(found.ids, expected.ids)
-    torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize("sampling", [Sampling(0.6), Sampling(0.8, top_k=7, top_p=0.8)])
 def test_first_tokens_and_their_logprobs_come_from_the_exact_head(sampling, exact, monkeypatch):
+    monkeypatch.setattr(gpu_engine, "PREFILL_TOKENS", 8)  # two prompts
+    monkeypatch.setattr(triton_step, "SAMPLED_AT_ONCE", 2)
     policy = small_policy("qwen3", intermediate_size=256)
     torch.manual_seed(0)
-    found = engine_for(policy, exact, monkeypatch).generate(PROMPTS, 3, 1, sampling)
+    engine = GPUEngine(policy, torch.float32)
+    found = engine.generate(PROMPTS, 3, 1, sampling)
     expected, _ = token_logprobs(policy.model, found, sampling, 100)
+    assert engine.exact
     torch.testing.assert_close(found.logprobs, expected, atol=1e-4, rtol=0)

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-from launching import DEVICE, launch
+from launching import launch
 from torch import Tensor
 
+from rlcourse.kernels.decode_attention import DecodeAttention
 from rlcourse.kernels.decode_common import workspace_arguments
 
 
@@ -15,14 +16,9 @@ class Case:
 
     kernel: object
     q: Tensor
-    k: Tensor
-    v: Tensor
+    new: tuple  # k, v, cos, sin
     k_cache: Tensor
     v_cache: Tensor
-    cos: Tensor
-    sin: Tensor
-    q_norm: Tensor | None
-    k_norm: Tensor | None
     position: Tensor
     start: Tensor | None
     out: Tensor
@@ -33,49 +29,41 @@ class Case:
         return bool(getattr(self.kernel, "angles", None))
 
     def arguments(self) -> tuple:
-        new = ()
-        if hasattr(self.kernel, "angles"):
-            turn = (self.k, self.v, self.cos, self.sin) if self.fused else (None,) * 4
-            new = (*turn, self.q_norm, self.k_norm)
+        new = self.new if self.fused else (None,) * 4 if isinstance(self.kernel, DecodeAttention) else ()
         workspace = self.workspace if "splits" in vars(self.kernel) else ()
         return (self.q, self.k_cache, self.v_cache, *new, self.position, self.start, self.out, *workspace)
 
 
-def make(kernel, slots: int, position, start=None, seed: int = 0, gap: int = 8, spread: float = 1.0) -> Case:
+def make(kernel, slots: int, position, start=None, seed: int = 0, spread: float = 1.0) -> Case:
     """position: of each row, or one number and the number of rows as a pair; start: of each row, or None.
 
-    q, k and v are parts of one projection with `gap` elements between rows; keys and values halves of one tensor, in
-    which only some of the rows are used. spread: of the scores.
+    q, k and v are parts of one projection with 8 elements between rows; keys and values halves of one tensor, in which
+    only some of the rows are used. spread: of the scores.
     """
     torch.manual_seed(seed)
     dtype, size, heads, kv_heads = getattr(torch, kernel.dtype), kernel.head_size, kernel.heads, kernel.kv_heads
     at = torch.tensor(position) if isinstance(position, list) else torch.tensor(position[:1]).expand(position[1])
-    rows, fused = len(at), bool(getattr(kernel, "angles", None))
+    rows, angles = len(at), getattr(kernel, "angles", None)
     start = torch.tensor(start if start else [0] * rows) if kernel.padded else None
-    packed = torch.randn(rows, (heads + 2 * kv_heads) * size + gap).to(dtype)
+    packed = torch.randn(rows, (heads + 2 * kv_heads) * size + 8).to(dtype)
     q, k, v = (
         part.unflatten(1, (-1, size))
-        for part in packed[:, : packed.shape[1] - gap].split([heads * size, kv_heads * size, kv_heads * size], dim=1)
+        for part in packed[:, :-8].split([heads * size, kv_heads * size, kv_heads * size], dim=1)
     )
     q *= spread
     cache = torch.randn(2, rows + 1, kv_heads, slots, size).to(dtype)
-    used = seen(at, start, slots, new=not fused)
+    used = seen(at, start, slots, new=not angles)
     cache[:, :rows] = cache[:, :rows].masked_fill(~used[None, :, None, :, None], torch.nan)
     cache[:, rows:] = torch.nan
     angle = 6.3 * torch.rand(rows, size // 2)
-    angles = getattr(torch, getattr(kernel, "angles", None) or kernel.dtype)
-    norm = getattr(kernel, "norm", None)
-    weights = [1 + 0.3 * torch.randn(size).to(getattr(torch, norm)) if norm else None for _ in range(2)]
+    turn = (f(angle).to(getattr(torch, angles or kernel.dtype)) for f in (torch.cos, torch.sin))
     out = torch.full((rows, heads, size), torch.nan, dtype=dtype)
     workspace = (None,) * 3
     if kernel.splits > 1:
         partials = rows * kv_heads * kernel.splits
-        partial_acc, partial_ml = (
-            torch.full((partials, *a.shape[1:]), torch.nan) for a in workspace_arguments(size)[:2]
-        )
-        workspace = partial_acc, partial_ml, torch.zeros(partials, dtype=torch.int32)
-    turn = angle.cos().to(angles), angle.sin().to(angles)
-    return Case(kernel, q, k, v, cache[0, :rows], cache[1, :rows], *turn, *weights, at, start, out, workspace)
+        poisoned = (torch.full((partials, *a.shape[1:]), torch.nan) for a in workspace_arguments(size)[:2])
+        workspace = *poisoned, torch.zeros(partials, dtype=torch.int32)
+    return Case(kernel, q, (k, v, *turn), cache[0, :rows], cache[1, :rows], at, start, out, workspace)
 
 
 def seen(position: Tensor, start: Tensor | None, slots: int, new: bool) -> Tensor:
@@ -90,26 +78,21 @@ def exact(case: Case) -> tuple[Tensor, Tensor, Tensor]:
     k_cache, v_cache, q = case.k_cache.clone(), case.v_cache.clone(), case.q.double()
     rows, heads, size = q.shape
     slots, group = k_cache.shape[2], heads // k_cache.shape[1]
+    used = seen(case.position, case.start, slots, new=True)
     if case.fused:
-        turn = torch.complex(case.cos.double(), case.sin.double())
+        k, _, cos, sin = (t.double() for t in case.new)
 
-        def turned(x, weight):
-            x = x.double()
-            if weight is not None:
-                x = x / (x.square().mean(-1, keepdim=True) + case.kernel.eps).sqrt() * weight.double()
-            points = torch.complex(x[..., : size // 2], x[..., size // 2 :]) * turn[:, None]
+        def turned(x):
+            points = torch.complex(x[..., : size // 2], x[..., size // 2 :]) * torch.complex(cos, sin)[:, None]
             return torch.cat([points.real, points.imag], -1)
 
-        q, k = turned(q, case.q_norm), turned(case.k, case.k_norm).to(k_cache.dtype)
+        q, k = turned(q), turned(k)
         for row, at in enumerate(case.position.tolist()):
             if 0 <= at < slots:
-                k_cache[row, :, at], v_cache[row, :, at] = k[row], case.v[row]
-    used = seen(case.position, case.start, slots, new=True)
+                k_cache[row, :, at], v_cache[row, :, at] = k[row].to(k_cache.dtype), case.new[1][row]
+                used[row, at] = True
     out = torch.zeros(rows, heads, size, dtype=torch.float64)
-    for row, at in enumerate(case.position.tolist()):
-        which = used[row]
-        if case.fused and 0 <= at < slots:
-            which[at] = True
+    for row, which in enumerate(used):
         for head in range(heads if which.any() else 0):
             keys, values = (cache[row, head // group, which].double() for cache in (k_cache, v_cache))
             out[row, head] = (keys @ q[row, head] * size**-0.5).softmax(0) @ values
@@ -147,6 +130,3 @@ def assert_cache(found: Tensor, expected: Tensor) -> None:
 
 def bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(torch.int16)
-
-
-EXAMPLES = 15 if DEVICE == "cpu" else 300  # of hypothesis

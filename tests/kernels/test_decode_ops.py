@@ -11,22 +11,13 @@ from decode_cases import assert_near
 from hypothesis import given
 from hypothesis import strategies as st
 from launching import DEVICE
-from thorough import thorough
 
-from rlcourse.kernels import KernelError, decode_ops
+from rlcourse.kernels import decode_ops
 from rlcourse.kernels.decode_common import decode_attention_reference
 from rlcourse.kernels.decode_new_token import fused_decode_attention_reference
-from rlcourse.kernels.decode_ops import (
-    MOST_PIECES,
-    MOST_SPLITS,
-    choose,
-    choose_splits,
-    decode_attention,
-    fused_decode_attention,
-)  # fmt: skip
+from rlcourse.kernels.decode_ops import MOST_PIECES, choose, choose_splits, decode_attention, fused_decode_attention
 from rlcourse.kernels.toolchain import compiled, interpreted
 
-on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="about CUDA graphs")
 BF16 = torch.bfloat16
 
 
@@ -36,41 +27,29 @@ def anywhere():
         yield
 
 
-def inputs(rows=3, heads=4, kv_heads=2, size=64, slots=130, norm=False):
+def inputs(rows: int = 3, slots: int = 130, **others: torch.Tensor) -> dict[str, torch.Tensor]:
     """Arguments of the fused operation by name, at rows of differing lengths."""
     torch.manual_seed(0)
-    tensors = dict(
-        q=torch.randn(rows, heads, size).to(BF16),
-        k=torch.randn(rows, kv_heads, size).to(BF16),
-        v=torch.randn(rows, kv_heads, size).to(BF16),
-        cos=torch.rand(rows, size // 2),
-        sin=torch.rand(rows, size // 2),
-        k_cache=torch.randn(rows, kv_heads, slots, size).to(BF16),
-        v_cache=torch.randn(rows, kv_heads, slots, size).to(BF16),
-        position=torch.arange(rows) * 40 + 3,
-    )
-    if norm:
-        tensors |= dict(q_norm=torch.rand(size), k_norm=torch.rand(size))
-    return {name: tensor.to(DEVICE) for name, tensor in tensors.items()}
+    shapes = {"q": (rows, 4, 64), "k": (rows, 2, 64), "v": (rows, 2, 64)}
+    shapes |= dict.fromkeys(("k_cache", "v_cache"), (rows, 2, slots, 64))
+    tensors = {name: torch.randn(shape).to(BF16) for name, shape in shapes.items()}
+    tensors |= {"cos": torch.rand(rows, 32), "sin": torch.rand(rows, 32), "position": torch.arange(rows) * 40 + 3}
+    return {name: tensor.to(DEVICE) for name, tensor in (tensors | others).items()}
 
 
 def plain(tensors: dict) -> dict:
     return {name: tensors[name] for name in ("q", "k_cache", "v_cache", "position", "start") if name in tensors}
 
 
-@pytest.mark.parametrize("norm", [thorough(False), True])
-def test_operations_are_what_they_say(norm):
-    tensors = inputs(norm=norm)
-    torch.library.opcheck(fused_decode_attention, (), tensors)
-    torch.library.opcheck(decode_attention, (), plain(tensors))
-    tensors = inputs(rows=0, norm=norm)
-    assert decode_attention(**plain(tensors)).shape == fused_decode_attention(**tensors).shape == (0, 4, 64)
+def test_operations_are_what_they_say():
+    torch.library.opcheck(fused_decode_attention, (), inputs())
+    torch.library.opcheck(decode_attention, (), plain(inputs()))
+    none = inputs(rows=0)
+    assert decode_attention(**plain(none)).shape == fused_decode_attention(**none).shape == (0, 4, 64)
 
 
 def test_one_position_and_a_start_for_each_row():
-    tensors = inputs() | dict(
-        position=torch.tensor([100], device=DEVICE), start=torch.tensor([0, 7, 99], device=DEVICE)
-    )
+    tensors = inputs(position=torch.tensor([100]), start=torch.tensor([0, 7, 99]))
     expected = {name: tensor.clone() for name, tensor in tensors.items()}
     assert_near(decode_attention(**plain(tensors)), decode_attention_reference(**plain(expected)).double())
     assert_near(fused_decode_attention(**tensors), fused_decode_attention_reference(**expected).double())
@@ -78,20 +57,7 @@ def test_one_position_and_a_start_for_each_row():
         torch.testing.assert_close(tensors[cache], expected[cache], rtol=2.0**-7, atol=1e-3)
 
 
-def decode_step(x, tensors):
-    return fused_decode_attention(q=x * 1.0, **tensors).flatten(1) + 1.0
-
-
-def test_a_compiled_function_keeps_them_in_one_graph_and_writes_in_place():
-    tensors = inputs()
-    expected = {name: tensor.clone() for name, tensor in tensors.items()}
-    x = tensors.pop("q")
-    compiled = torch.compile(decode_step, fullgraph=True, backend="inductor" if DEVICE == "cuda" else "aot_eager")
-    assert_near(compiled(x, tensors), fused_decode_attention_reference(**expected).flatten(1).double() + 1.0)
-    torch.testing.assert_close(tensors["k_cache"], expected["k_cache"], rtol=2.0**-7, atol=1e-3)
-
-
-@on_gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="about CUDA graphs")
 def test_a_graph_replays_at_the_positions_it_finds():
     tensors = inputs(rows=2, slots=512)
     fused_decode_attention(**tensors)
@@ -105,38 +71,21 @@ def test_a_graph_replays_at_the_positions_it_finds():
         assert_near(found, fused_decode_attention_reference(**expected).double())
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (dict(k_cache=torch.zeros(3, 130, 2, 64).to(BF16).transpose(1, 2)), "must have stride 64 in dimension 2"),
-        (dict(v=torch.zeros(3, 2, 64)), "v of DecodeAttention must be bfloat16 and is float32"),
-        (dict(v_cache=torch.zeros(3, 2, 131, 64).to(BF16)), r"v_cache .* must have shape \[3, 2, 130, 64\]"),
-        (dict(q=torch.zeros(3, 4, 65, device=DEVICE).to(BF16)[:, :, :64]), "q of DecodeAttention"),
-    ],
-)
-def test_what_it_cannot_read_is_refused(change, message):
-    with pytest.raises(KernelError, match=message):
-        fused_decode_attention(**inputs() | {name: tensor.to(DEVICE) for name, tensor in change.items()})
-
-
 @given(st.integers(1, 2000), st.integers(1, 40000), st.integers(1, 200))
 def test_splits_fit_the_workspace_and_leave_each_block_work(pairs, slots, multiprocessors):
     splits = choose_splits(pairs, slots, multiprocessors)
-    assert splits in (1, 2, 4, 8, 16) and splits <= MOST_SPLITS
+    assert splits in (1, 2, 4, 8, 16)
     if splits > 1:
         assert pairs * splits <= min(MOST_PIECES, 2 * multiprocessors) and slots // splits >= 512
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("shape", "angles"), [((14, 2, 64), None), ((12, 2, 128), "float32"), ((16, 8, 128), "float32")]
-)
+@pytest.mark.parametrize(("shape", "angles"), [((14, 2, 64), None), ((16, 8, 128), "float32")])
 def test_what_is_chosen_stays_in_registers(shape, angles, monkeypatch):
     monkeypatch.setattr(decode_ops, "_multiprocessors", lambda device: 132)
     monkeypatch.setattr(decode_ops, "can_begin_early", lambda device: True)
     heads, kv_heads, size = shape
     for rows, slots in ((1, 512), (256 // kv_heads, 512), (1024 // kv_heads, 512), (1024 // kv_heads, 2048)):
         q, cache = (rows, heads, size), (rows, kv_heads, slots, size)
-        norm = angles if size == 128 else None  # as in Qwen3
-        kernel = choose.__wrapped__(q, cache, "bfloat16", torch.device("cpu"), True, angles, norm, ahead=not angles)
+        kernel = choose.__wrapped__(q, cache, "bfloat16", torch.device("cpu"), True, angles, ahead=not angles)
         assert compiled(kernel, "sm_90a").stack_bytes == 0, kernel

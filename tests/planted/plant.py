@@ -11,7 +11,7 @@ import inspect
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -30,10 +30,13 @@ class Gone(LookupError):
 
 @dataclass(frozen=True)
 class Rule:
-    """`change` edits a function's tree, or `wrapper(function)` takes its place."""
+    """The node of that number, from 1, among those that fit becomes `new(node)`; or `wrapper(function)` takes the
+    function's place. Without a number one node may fit."""
 
     text: str
-    change: Callable[[ast.AST], None] | None = None
+    number: int | None = None
+    fits: Callable[[ast.AST], bool] | None = None
+    new: Callable[[Any], ast.AST] | None = None
     wrapper: Callable[[Callable], Callable] | None = None
 
 
@@ -55,37 +58,24 @@ class Mistake:
         return [((TESTS / path).with_name(f"test_{Path(path).name}.py"), word) for path, _, word in parts]
 
 
-@dataclass
-class Slot:
-    """A node and where it is: an attribute of another node, or an item of a list."""
+class Edit(ast.NodeTransformer):
+    """Applies a rule to the nodes under a tree, in the order of the source."""
 
-    holder: Any
-    key: Any
-    node: ast.AST
+    def __init__(self, rule: Rule):
+        self.rule, self.seen = rule, 0
 
-    def put(self, node: ast.AST) -> None:
-        if isinstance(self.holder, list):
-            self.holder[self.key] = node
-        else:
-            setattr(self.holder, self.key, node)
+    def visit(self, node: ast.AST) -> ast.AST:
+        fits = self.rule.fits(node)
+        self.seen += fits
+        here = fits and self.seen == (self.rule.number or 1)
+        node = self.generic_visit(node)
+        return self.rule.new(node) if here else node
 
-
-def slots(node: ast.AST) -> Iterator[Slot]:
-    """Every node under this one, in the order of the source."""
-    for field, value in ast.iter_fields(node):
-        items = list(enumerate(value)) if isinstance(value, list) else [(field, value)]
-        for key, child in items:
-            if isinstance(child, ast.AST):
-                yield Slot(value if isinstance(value, list) else node, key, child)
-                yield from slots(child)
-
-
-def pick(tree: ast.AST, number: int | None, fits: Callable[[ast.AST], bool]) -> Slot:
-    """The slot of that number among those that fit. Raises Gone if there is none, or several and no number."""
-    found = [slot for slot in slots(tree) if fits(slot.node)]
-    if len(found) < (number or 1) or (number is None and len(found) > 1):
-        raise Gone(f"it fits {len(found)} places")
-    return found[(number or 1) - 1]
+    def apply(self, tree: ast.AST) -> None:
+        """Raises Gone if no node of that number fits, or several do and there is no number."""
+        self.generic_visit(tree)
+        if self.seen < (self.rule.number or 1) or (self.rule.number is None and self.seen > 1):
+            raise Gone(f"it fits {self.seen} places")
 
 
 def expression(source: str) -> ast.AST:
@@ -103,86 +93,82 @@ def calls(name: str) -> Callable[[ast.AST], bool]:
     return lambda node: isinstance(node, ast.Call) and dotted(node.func).endswith("." + name)
 
 
-def edit(text: str, number: int | None, fits: Callable[[ast.AST], bool], how: Callable[[Slot], None]) -> Rule:
-    return Rule(f"{text} ({number})" if number else text, lambda tree: how(pick(tree, number, fits)))
+def edit(text: str, number: int | None, fits: Callable[[ast.AST], bool], new: Callable[[Any], ast.AST]) -> Rule:
+    return Rule(f"{text} ({number})" if number else text, number, fits, new)
 
 
 def op(old: str, new: str, number: int | None = None) -> Rule:
     """Another operator, by the names of `ast`."""
-    operator = getattr(ast, new)()
-    return edit(f"{old} becomes {new}", number, lambda n: type(n).__name__ == old, lambda slot: slot.put(operator))
+    return edit(f"{old} becomes {new}", number, lambda n: type(n).__name__ == old, lambda _: getattr(ast, new)())
 
 
 def keep(old: str, operand: int, number: int | None = None) -> Rule:
     """Only one operand of an operation: 0 is the left one."""
 
-    def only(slot: Slot) -> None:
-        node = slot.node
-        slot.put((node.values if isinstance(node, ast.BoolOp) else [node.left, node.right])[operand])
+    def only(node) -> ast.AST:
+        return (node.values if isinstance(node, ast.BoolOp) else [node.left, node.right])[operand]
 
     return edit(f"operand {operand} of {old}", number, lambda n: type(getattr(n, "op", None)).__name__ == old, only)
 
 
 def no(number: int | None = None) -> Rule:
     """Without `not`, `~` or a minus."""
-    return edit("no negation", number, lambda n: isinstance(n, ast.UnaryOp), lambda slot: slot.put(slot.node.operand))
+    return edit("no negation", number, lambda n: isinstance(n, ast.UnaryOp), lambda n: n.operand)
+
+
+def changed(node: ast.AST, **fields) -> ast.AST:
+    """The node with other values in these fields."""
+    vars(node).update(fields)
+    return node
 
 
 def when(value: bool, number: int | None = None) -> Rule:
     """The condition of an `if` or `while` always has this value."""
-    kinds = ast.If | ast.IfExp | ast.While
-    constant = ast.Constant(value)
-    return edit(
-        f"if {value}", number, lambda n: isinstance(n, kinds), lambda slot: setattr(slot.node, "test", constant)
-    )
+    fits = lambda node: isinstance(node, ast.If | ast.IfExp | ast.While)  # noqa: E731
+    return edit(f"if {value}", number, fits, lambda node: changed(node, test=ast.Constant(value)))
 
 
 def const(old: Any, new: Any, number: int | None = None) -> Rule:
     fits = lambda n: isinstance(n, ast.Constant) and type(n.value) is type(old) and n.value == old  # noqa: E731
-    return edit(f"{old!r} becomes {new!r}", number, fits, lambda slot: slot.put(ast.Constant(new)))
+    return edit(f"{old!r} becomes {new!r}", number, fits, lambda _: ast.Constant(new))
 
 
 def name(old: str, new: str, number: int | None = None) -> Rule:
     """Another variable, attribute or function."""
 
-    def rename(slot: Slot) -> None:
-        setattr(slot.node, "attr" if isinstance(slot.node, ast.Attribute) else "id", new)
-
-    return edit(f"{old} becomes {new}", number, lambda n: old == getattr(n, "attr", getattr(n, "id", None)), rename)
+    renamed = lambda n: changed(n, **{"attr" if isinstance(n, ast.Attribute) else "id": new})  # noqa: E731
+    return edit(f"{old} becomes {new}", number, lambda n: old == getattr(n, "attr", getattr(n, "id", None)), renamed)
 
 
 def drop(called: str, number: int | None = None) -> Rule:
     """Without a call. `x.f(y)` leaves x; what is named with a dot, `module.f(y)`, and `f(y)` leave y."""
 
-    def leave(slot: Slot) -> None:
-        method = isinstance(slot.node.func, ast.Attribute) and "." not in called
-        slot.put(slot.node.func.value if method else [*slot.node.args, ast.Constant(None)][0])
+    def left(node) -> ast.AST:
+        method = isinstance(node.func, ast.Attribute) and "." not in called
+        return node.func.value if method else [*node.args, ast.Constant(None)][0]
 
-    return edit(f"no {called}", number, calls(called), leave)
+    return edit(f"no {called}", number, calls(called), left)
 
 
 def arg(called: str, place: int, value: str, number: int | None = None) -> Rule:
     """A call with another argument."""
-    text, new = f"argument {place} of {called} is {value}", expression(value)
-    return edit(text, number, calls(called), lambda slot: slot.node.args.__setitem__(place, new))
+    put = lambda n: changed(n, args=[*n.args[:place], expression(value), *n.args[place + 1 :]])  # noqa: E731
+    return edit(f"argument {place} of {called} is {value}", number, calls(called), put)
 
 
 def kw(called: str, keyword: str, value: str | None = None, number: int | None = None) -> Rule:
     """A call without a keyword, or with this value for it."""
-
-    def replace(slot: Slot) -> None:
-        slot.node.keywords = [k for k in slot.node.keywords if k.arg != keyword]
-        slot.node.keywords += [ast.keyword(keyword, expression(value))] if value is not None else []
-
-    return edit(f"{keyword}={value} for {called}", number, calls(called), replace)
+    added = [] if value is None else [ast.keyword(keyword, expression(value))]
+    put = lambda n: changed(n, keywords=[*(k for k in n.keywords if k.arg != keyword), *added])  # noqa: E731
+    return edit(f"{keyword}={value} for {called}", number, calls(called), put)
 
 
 def swap(called: str, first: int = 0, second: int = 1, number: int | None = None) -> Rule:
     """A call with two arguments in each other's place."""
 
-    def exchange(slot: Slot) -> None:
-        args = slot.node.args
-        args[first], args[second] = args[second], args[first]
+    def exchange(node) -> ast.AST:
+        node.args[first], node.args[second] = node.args[second], node.args[first]
+        return node
 
     return edit(f"arguments {first} and {second} of {called} swapped", number, calls(called), exchange)
 
@@ -190,7 +176,7 @@ def swap(called: str, first: int = 0, second: int = 1, number: int | None = None
 def unsliced(number: int | None = None) -> Rule:
     """x instead of `x[a:b]`."""
     fits = lambda node: isinstance(getattr(node, "slice", None), ast.Slice)  # noqa: E731
-    return edit("no slice", number, fits, lambda slot: slot.put(slot.node.value))
+    return edit("no slice", number, fits, lambda n: n.value)
 
 
 def unset(attribute: str, number: int | None = None) -> Rule:
@@ -201,7 +187,7 @@ def unset(attribute: str, number: int | None = None) -> Rule:
         target = target.slice if isinstance(target, ast.Subscript) else target
         return isinstance(node, ast.stmt) and attribute == getattr(target, "attr", getattr(target, "id", None))
 
-    return edit(f"{attribute} not set", number, fits, lambda slot: slot.put(ast.Pass()))
+    return edit(f"{attribute} not set", number, fits, lambda _: ast.Pass())
 
 
 def wrong(wrapper: Callable[[Callable], Callable], text: str) -> Rule:
@@ -224,10 +210,15 @@ def files() -> dict[str, list[Path]]:
 
 
 @lru_cache
-def functions(path: Path) -> dict[str, ast.AST]:
-    """The trees of a file's functions and methods, by NAME or CLASS.NAME."""
+def tree_of(path: Path) -> bytes:
+    """A file's tree, pickled, of which copies are fast to make."""
+    return pickle.dumps(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def functions(module: ast.Module) -> dict[str, ast.AST]:
+    """The trees of a module's functions and methods, by NAME or CLASS.NAME."""
     found = {}
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in module.body:
         prefix, members = (f"{node.name}.", node.body) if isinstance(node, ast.ClassDef) else ("", [node])
         found |= {prefix + member.name: member for member in members if isinstance(member, ast.FunctionDef)}
     return found
@@ -237,26 +228,27 @@ def locate(where: str) -> tuple[Path, str]:
     """The file and the name of a function. Raises Gone unless there is exactly one."""
     file, _, qualname = where.rpartition(":")
     paths = [path for path in files().get(qualname.split(".")[-1], []) if str(path).endswith(f"{file}.py")]
-    found = [path for path in paths if qualname in functions(path)]
+    found = [path for path in paths if qualname in functions(pickle.loads(tree_of(path)))]
     if len(found) != 1:
         places = ", ".join(str(path.relative_to(PACKAGE)) for path in found) or "nowhere"
         raise Gone(f"{where}: wanted is one function, found {places}")
     return found[0], qualname
 
 
-def spoiled(mistake: Mistake) -> ast.AST:
-    """The function's tree with the mistake. Raises Gone if that changes nothing."""
+def spoiled(mistake: Mistake) -> tuple[ast.Module, ast.AST]:
+    """The module's tree with the mistake, and the function's in it. Raises Gone if that changes nothing."""
     path, qualname = locate(mistake.where)
-    before = functions(path)[qualname]
-    tree = pickle.loads(pickle.dumps(before))  # a copy, five times as fast as deepcopy
-    try:
-        if mistake.rule.change is not None:
-            mistake.rule.change(tree)
-    except (Gone, IndexError) as error:
-        raise Gone(f"{mistake}: {error}") from error
-    if mistake.rule.change is not None and ast.dump(tree) == ast.dump(before):
-        raise Gone(f"{mistake}: it changes nothing")
-    return ast.fix_missing_locations(tree)
+    module = pickle.loads(tree_of(path))
+    function = functions(module)[qualname]
+    if mistake.rule.wrapper is None:
+        before = ast.dump(function)
+        try:
+            Edit(mistake.rule).apply(function)
+        except (Gone, IndexError) as error:
+            raise Gone(f"{mistake}: {error}") from error
+        if ast.dump(function) == before:
+            raise Gone(f"{mistake}: it changes nothing")
+    return ast.fix_missing_locations(module), function
 
 
 def module_of(mistake: Mistake) -> str:
@@ -278,20 +270,18 @@ def plant(mistake: Mistake) -> None:
     for part in qualname.split("."):
         found = inspect.getattr_static(found, part)
     found = inspect.unwrap(getattr(found, "__func__", getattr(found, "fget", found)))
-    tree = spoiled(mistake)
+    module, tree = spoiled(mistake)
     if mistake.rule.wrapper is not None:
-        _wrap(found, mistake.rule.wrapper)
+        wrap(found, mistake.rule.wrapper)
     elif hasattr(found, "rewriter"):  # a kernel in Triton's interpreter, which compiles its own version of the source
         tree.decorator_list, found.rewriter.filename, found.rewriter.def_file_lineno = [], str(path), 1
         rewritten = found.rewriter._transform_ast(ast.unparse(tree))
         found.rewritten_fn[found.fn] = found.rewriter._compile_and_exec(rewritten)
     else:
-        module = ast.parse(path.read_text(encoding="utf-8"))
-        pick(module, 1, lambda n: type(n) is type(tree) and (n.name, n.lineno) == (tree.name, tree.lineno)).put(tree)
         found.__code__ = code_of(compile(module, str(path), "exec"), qualname)
 
 
-def _wrap(function: FunctionType, wrapper: Callable[[Callable], Callable]) -> None:
+def wrap(function: FunctionType, wrapper: Callable[[Callable], Callable]) -> None:
     code = function.__code__
     original = FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
     original.__kwdefaults__ = function.__kwdefaults__

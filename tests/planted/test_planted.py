@@ -47,4 +47,3 @@ def test_a_mistake_is_found(number, results):
     found = results(number)
     assert found["code"] == 0, "the tests hang, or die"
     assert found["failed"], f"nothing in {', '.join(MISTAKES[number].tests)} finds it"
-    assert found["sound"], f"{found['failed']} fails without the mistake, too"

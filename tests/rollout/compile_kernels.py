@@ -20,7 +20,7 @@ from triton.compiler import ASTSource
 from rlcourse.exact import EXACT, KEYS, VOCABULARY_TILE, backward_kernels, pass_kernels
 from rlcourse.exact.layers import COLUMNS, OF_KEYS, OF_QUERIES, QUERIES
 from rlcourse.exact.products import share_of
-from rlcourse.rollout import tiles, triton_attention, triton_kernels, triton_prefill, triton_refill, triton_sample
+from rlcourse.rollout import tiles, triton_attention, triton_kernels, triton_sample
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY = 896, 4864, 14, 2, 64, 151936  # Qwen2.5-0.5B
 SHAPES = {  # hidden, inner, heads, key-value heads, size of a head, vocabulary, bias, norm of queries and keys
@@ -34,12 +34,10 @@ POINTERS = {
     "partial_ml": "fp32", "arrived": "i32", "seed": "i64", "eos": "i64", "max_new_tokens": "i64", "completion": "i64",
     "num_tokens": "i64", "done": "i1", "tokens": "i64", "logprobs": "fp32", "tile_max": "fp32", "tile_sum": "fp32",
     "lengths": "i64", "next_completion": "i64", "num_completions": "i64", "num_generations": "i64",
-    "num_refilled": "i64", "refilled": "i64", "prompt_lengths": "i64", "ended": "i1", "table": "i32",
-    "pieces": "i64",
+    "prompt_lengths": "i64", "ended": "i1", "table": "i32", "pieces": "i64",
 }  # fmt: skip
-SCALARS = dict.fromkeys(("R", "V", "W", "L", "width", "eos_ids", "T", "TILES", "length"), "i32")
-SCALARS |= {f"{a}_{b}": "i32" for a in ("source", "target") for b in ("kv", "row", "head")}
-SCALARS |= {f"stride_{name}": "i32" for name in ("kv", "row", "block", "head")}
+SCALARS = dict.fromkeys(("R", "V", "W", "L", "width", "eos_ids", "T", "length"), "i32")
+SCALARS |= {f"stride_{name}": "i32" for name in ("kv", "block", "head")}
 SCALARS |= dict.fromkeys(("eps", "scale", "inverse_temperature"), "fp32")
 PASS_POINTERS = POINTERS | {"targets": "i64", "places": "i64", "copies": "i32"} | {
     name: "fp32"
@@ -101,7 +99,7 @@ def attention_of_pass(capability: int) -> dict:
         options, scalars = {"num_warps": warps, "num_stages": 2}, PASS_SCALARS | {"scale": "fp32"}
         sizes = {"H": HEADS, "K": KV_HEADS, "D": size, "BM": QUERIES, "KEYS": KEYS}
         found[name] = compiled(pass_kernels.attention_kernel, capability, options, PASS_POINTERS, scalars, **sizes)
-        found[f"{name}, paged"] = compiled(triton_prefill.prefill_attention_kernel, capability, options, **sizes)
+        found[f"{name}, paged"] = compiled(triton_attention.prefill_attention_kernel, capability, options, **sizes)
         gradients = {"queries": backward_kernels.query_gradient_kernel, "keys": backward_kernels.key_gradient_kernel}
         sizes = {"H": HEADS, "K": KV_HEADS, "D": size}
         for what, kernel in gradients.items():
@@ -142,7 +140,7 @@ def rest_of_pass(capability: int) -> dict:
 
 
 def step(capability: int, rows: int, shape: str) -> dict:
-    """Programs of a decode step, and over a paged cache those that are others."""
+    """Programs of a decode step."""
     hidden, inner, heads, kv_heads, head, vocabulary, bias, normed = SHAPES[shape]
     config = tiles.tiles_for(rows, SHARED[capability] * 1024, PROCESSORS[capability], hidden, inner, head, normed)
     pdl = {"PDL": capability >= 90}
@@ -156,15 +154,12 @@ def step(capability: int, rows: int, shape: str) -> dict:
     found = {"embed": compiled(triton_kernels.embed_kernel, capability, {}, **sizes)}
     options, constants = product(config.qkv, hidden, pair=True)
     constants |= {"BN": config.qkv.columns, "HAS_BIAS": bias, "HAS_NORM": normed, "d": hidden} | model
-    constants |= {"LEVELS": (head // 2).bit_length() - 1}
-    for name, block in (("qkv", 0), ("qkv, paged", KEYS)):
-        found[name] = compiled(triton_kernels.qkv_kernel, capability, options, **constants, BLOCK=block)
+    constants |= {"LEVELS": (head // 2).bit_length() - 1, "BLOCK": KEYS}
+    found["qkv"] = compiled(triton_kernels.qkv_kernel, capability, options, **constants)
     tile = tiles.attention_tile(rows, kv_heads, head, SHARED[capability] * 1024)
-    shares = {"SPLITS": tile.splits, "KEYS": KEYS} | pdl
+    sizes = {"SPLITS": tile.splits, "KEYS": KEYS} | pdl | model
     options = {"num_warps": 4, "num_stages": tile.stages}
-    for name, paged in (("attention", False), ("attention, paged", True)):
-        sizes = shares | model | {"PAGED": paged}
-        found[name] = compiled(triton_attention.attention_kernel, capability, options, **sizes)
+    found["attention"] = compiled(triton_attention.attention_kernel, capability, options, **sizes)
     for name, p, depth in (("out", config.out, heads * head), ("down", config.down, inner)):
         share = share_of(depth) if name == "down" else depth
         options, constants = product(p, share)
@@ -181,8 +176,7 @@ def step(capability: int, rows: int, shape: str) -> dict:
     found["tile"] = compiled(pass_kernels.mass_kernel, capability, {"num_warps": 1}, **sample)
     ends = {"B": triton.next_power_of_2(count), "E": 2, "GREEDY": False}
     found["pick"] = compiled(triton_sample.pick_kernel, capability, {}, **sample, **ends)
-    found["refill"] = compiled(triton_refill.refill_kernel, capability, {}, B=rows, **pdl)
-    found["copy"] = compiled(triton_refill.copy_kernel, capability, {}, BLOCK=2048, **pdl)
+    found["refill"] = compiled(triton_sample.refill_kernel, capability, {}, B=rows, **pdl)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Blocks by hand; test_paged_scheduler.py counts who holds them, and looks what is found, in random rollouts."""
+"""Blocks by hand; test_scheduler.py counts who holds them, and looks what is found, in random rollouts."""
 
 import pytest
 

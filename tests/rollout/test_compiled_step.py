@@ -10,7 +10,7 @@ from reference import assert_logprobs_are_the_models
 from torch._dynamo.utils import counters
 
 from rlcourse.rollout.decoder import Decoder
-from rlcourse.rollout.fast import FastEngine
+from rlcourse.rollout.torch_engine import TorchEngine
 from rlcourse.sampling import GREEDY, Sampling
 
 SIZES = [(4, 5, 20), (7, 20, 20), (1, 3, 20), (32, 18, 40), (1, 60, 64), (64, 31, 33)]  # rows, length, room
@@ -36,7 +36,7 @@ def test_nothing_is_compiled_for_one_shape_alone_or_dies_at_the_recompile_limit(
     """The two that follow show what this is for, in two minutes."""
     options, compile = [], torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **k: options.append(k) or compile(f, **k))
-    FastEngine(policy, compile=True)
+    TorchEngine(policy, compile=True)
     assert len(options) == 2 and all(o.get("dynamic") is True and not o.get("fullgraph") for o in options)
 
 
@@ -62,7 +62,7 @@ def test_a_compiled_engine_answers_calls_of_all_sizes_and_samplings(traced):
     """As a run does: training with rows that end one after another, evaluation of other sizes, greedily."""
     policy = make_policy(num_hidden_layers=1)
     policy.eos_ids = list(range(0, len(policy.tokenizer), 12))
-    engine = FastEngine(policy, compile=True)
+    engine = TorchEngine(policy, compile=True)
     for prompts, group, sampling in (
         ([[5, 9, 40, 7], [11]], 20, Sampling()),
         ([[8, 8], [30, 31, 32], [4]], 1, GREEDY),

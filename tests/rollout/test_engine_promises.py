@@ -1,7 +1,6 @@
 """What every engine that runs on a CPU promises beside its tokens: no trace on the model, and an honest last token."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -12,22 +11,22 @@ import vllm_in_memory
 import vllm_over_http
 from policies import make_policy, rollout_of
 from reference import assert_logprobs_are_the_models
-from test_paged import BLOCK, DTYPE, ON_GPU, Watched, small  # noqa: F401
+from test_gpu_engine import Watched, small  # noqa: F401
 from torch._dynamo.utils import counters
 
+from rlcourse import rollout as engines
 from rlcourse.evaluation import answer_problems
 from rlcourse.logprobs import PlainPass
-from rlcourse.policy import checkpoint_activations
-from rlcourse.rollout import fast, make_engine, vllm_server
-from rlcourse.rollout.fast import FastEngine
+from rlcourse.rollout import make_engine, vllm_server
 from rlcourse.rollout.hf import HFEngine
-from rlcourse.rollout.slots import sample_at
+from rlcourse.rollout.torch_engine import TorchEngine, sample_at
 from rlcourse.sampling import GREEDY, Sampling, sampling_logits
 from rlcourse.tasks import load_task
+from rlcourse.trial import checkpoint_activations
 
 PROMPTS = [[5, 9, 40], [11, 30, 31, 32, 33]]
 KERNELS = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1, "head_dim": 32, "vocab_size": 64}
-ENGINES = ["hf-dynamic", "hf-static", "hf-none", "fast", "one slot", "triton", "paged", "vllm", "vllm server"]
+ENGINES = ["hf-dynamic", "hf-static", "hf-none", "fast", "gpu", "gpu, little memory", "vllm", "vllm server"]
 
 
 @pytest.fixture
@@ -36,10 +35,10 @@ def make(request, monkeypatch, tmp_path):
     closing = []
 
     def over(name: str, policy):
-        if name in ("triton", "paged"):
+        if name.startswith("gpu"):
             request.getfixturevalue("small")
         else:
-            monkeypatch.setattr(fast, "has_kernels", lambda weights: False)
+            monkeypatch.setattr(engines, "has_kernels", lambda weights: False)
         if name == "vllm" and not vllm_in_memory.is_there():
             vllm_in_memory.put_in(monkeypatch)
         if name == "vllm server":
@@ -50,12 +49,11 @@ def make(request, monkeypatch, tmp_path):
             policy.model.config.save_pretrained(tmp_path)
             closing.append(vllm_over_http.Server(str(tmp_path)))
             return make_engine(policy, f"vllm@{closing[0].url}/", torch.float32)
-        if name == "one slot":
-            return FastEngine(policy, max_slots=1)
         if name == "hf-none":
             return HFEngine(policy, cache="none")
-        kinds = {"paged": partial(Watched, usable=8), "triton": partial(FastEngine, dtype=DTYPE)}
-        return kinds[name](policy) if name in kinds else make_engine(policy, name, torch.float32)
+        if name.startswith("gpu"):
+            return Watched(policy, 8 if "little" in name else None)
+        return make_engine(policy, name, torch.float32)
 
     yield over
     for server in closing:
@@ -64,7 +62,7 @@ def make(request, monkeypatch, tmp_path):
 
 def policy_for(name: str):
     """As small as the engine allows."""
-    return make_policy(3, **KERNELS if name in ("triton", "paged", "vllm", "vllm server") else {})
+    return make_policy(3, **KERNELS if name.startswith(("gpu", "vllm")) else {})
 
 
 def kept_for_backward(policy, rollout) -> int:
@@ -120,11 +118,11 @@ def test_the_compiled_sampler_leaves_out_what_top_k_and_top_p_do(sampling, polic
     """What is compiled is run as it is: compiling for a CPU takes a minute."""
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     torch.manual_seed(1)
-    engine = FastEngine(policy, compile=True, kernels="")
+    engine = TorchEngine(policy, compile=True)
     rollout = engine.generate(PROMPTS, 8, 6, sampling)
     assert_logprobs_are_the_models(policy, rollout, sampling)
     torch.manual_seed(1)
-    plain = FastEngine(policy, kernels="").generate(PROMPTS, 8, 6, sampling)
+    plain = TorchEngine(policy).generate(PROMPTS, 8, 6, sampling)
     torch.testing.assert_close(rollout.logprobs, plain.logprobs)
     again = engine.generate(PROMPTS, 8, 6, replace(sampling, temperature=0.9))  # the same function, another number
     assert_logprobs_are_the_models(policy, again, replace(sampling, temperature=0.9))

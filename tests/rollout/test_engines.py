@@ -11,7 +11,7 @@ import vllm_in_memory
 from policies import DEVICE, make_policy
 from reference import answers, assert_logprobs_are_the_models
 
-from rlcourse.rollout import fast, make_engine, vllm
+from rlcourse.rollout import make_engine, torch_engine, vllm
 from rlcourse.sampling import GREEDY, Sampling
 
 ENGINES = ["hf-dynamic", "hf-static", "fast", "vllm"] + (["fast-compiled"] if DEVICE == "cuda" else [])
@@ -161,7 +161,7 @@ def test_a_static_cache_is_kept_while_it_has_room(policy):
 @pytest.mark.parametrize("tokens", [1, 14, 15])
 def test_prompts_prefilled_a_few_at_a_time_are_those_prefilled_at_once(policy, tokens, monkeypatch):
     at_once = engine(policy, "fast").generate(PROMPTS, 2, 10, GREEDY)
-    monkeypatch.setattr(fast, "PREFILL_TOKENS", tokens)  # four prompts, padded to seven tokens each
+    monkeypatch.setattr(torch_engine, "PREFILL_TOKENS", tokens)  # four prompts, padded to seven tokens each
     in_pieces = engine(policy, "fast").generate(PROMPTS, 2, 10, GREEDY)
     assert torch.equal(in_pieces.completion_ids, at_once.completion_ids)
     assert torch.allclose(in_pieces.logprobs, at_once.logprobs, atol=1e-5)

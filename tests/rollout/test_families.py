@@ -1,5 +1,5 @@
 """Shapes of Llama and Qwen3 on the engine's step in PyTorch, and what no engine of ours knows. The same by our kernels:
-test_triton_step.py, test_paged.py, and in tests/exact."""
+test_triton_step.py, test_gpu_engine.py, and in tests/exact."""
 
 import copy
 
@@ -11,7 +11,7 @@ from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadMode
 
 from rlcourse.rollout import make_engine
 from rlcourse.rollout.decoder import Decoder
-from rlcourse.rollout.fast import FastEngine
+from rlcourse.rollout.torch_engine import TorchEngine
 from rlcourse.sampling import Sampling
 
 PROMPTS = [[5, 9, 40, 7], [11], [30, 31, 32, 33, 34, 35, 36], [(7 * i) % 200 + 5 for i in range(90)]]
@@ -64,7 +64,7 @@ def test_what_the_fast_engine_does_not_know_is_said_and_sampled_by_hf(kind, part
             if name.endswith("bias"):
                 parameter.normal_()
     with pytest.raises(ValueError, match=f"^The fast engine does not know {part}: use --engine hf-dynamic.$"):
-        FastEngine(policy)
+        TorchEngine(policy)
     engine = make_engine(policy, "fast", torch.float32)
     said = capsys.readouterr()
     assert said.err == f"The fast engine does not know {part}: hf-dynamic samples instead.\n" and not said.out

@@ -1,130 +1,196 @@
-"""The scheduler, by brute force: a device of plain lists does what the plans say, and every completion is run once."""
+"""The scheduler, by a device that checks each entry that it reads: every completion ends with its own tokens."""
 
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated_device import Device, Request, run
+from thorough import thinned
 
-from rlcourse.rollout.scheduler import SMALLEST, Scheduler, drop_ended, halve
+from rlcourse.rollout.blocks import BlockManager
+from rlcourse.rollout.scheduler import SMALLEST, Scheduler, halve
 
-
-class Device:
-    """Slots as the engine has them. Completion i needs lengths[i] decode steps. `stale`: flags as before the last step
-    of a plan, as on a GPU."""
-
-    def __init__(self, lengths: list[int], slots: int, stale: bool):
-        self.lengths, self.stale = lengths, stale
-        self.slots: list[int | None] = [None] * slots  # the completion in each
-        self.steps = [0] * len(lengths)  # that it has had
-        self.started: list[int] = []
-        self.sizes: list[int] = []
-
-    def is_done(self, slot: int) -> bool:
-        completion = self.slots[slot]
-        return completion is None or self.steps[completion] >= self.lengths[completion]
-
-    def start(self, slot: int, completion: int) -> None:
-        assert self.is_done(slot)
-        self.slots[slot] = completion
-        self.started.append(completion)
-
-    def step(self, size: int, refill: bool) -> None:
-        assert all(self.is_done(slot) for slot in range(size, len(self.slots))), "a live one was left behind"
-        for slot in range(size):
-            if not self.is_done(slot):
-                self.steps[self.slots[slot]] += 1
-        for slot in range(size):
-            if refill and self.is_done(slot) and len(self.started) < len(self.lengths):
-                self.start(slot, len(self.started))
-
-    def run(self, plan) -> tuple[list[bool], int]:
-        for slot, completion in plan.starts:
-            assert completion == len(self.started), "not in order"
-            self.start(slot, completion)
-        for source, target in plan.moves:
-            assert source >= plan.size > target and self.is_done(target)
-            self.slots[target], self.slots[source] = self.slots[source], None
-        live = [self.slots[slot] for slot in range(plan.size) if not self.is_done(slot)]
-        assert len(set(live)) == len(live), "one completion in two slots"
-        assert all(self.steps[completion] <= plan.longest for completion in live)
-        assert plan.steps >= 1
-        self.sizes.append(plan.size)
-        for _ in range(plan.steps - 1):
-            self.step(plan.size, plan.refill)
-        flags = [self.is_done(slot) for slot in range(plan.size)], len(self.started)
-        self.step(plan.size, plan.refill)
-        return flags if self.stale else ([self.is_done(slot) for slot in range(plan.size)], len(self.started))
+BLOCK = 4
 
 
-def simulate(lengths, slots, max_steps, every=1, resize=drop_ended, refills=False, stale=False) -> tuple[Device, int]:
-    """The device after all, and how many steps it did."""
-    scheduler = Scheduler(len(lengths), slots, max_steps, every, resize, refills)
-    device, steps = Device(lengths, slots, stale), 0
-    while plan := scheduler.next_plan():
-        scheduler.report(*device.run(plan))
-        steps += plan.steps
-        assert steps <= (max_steps + every) * len(lengths) + every, "it does not end"
-    return device, steps
+def ids(length: int, seed: int = 0) -> list[int]:
+    """A prompt."""
+    rng = random.Random(seed)
+    return [rng.randrange(100) for _ in range(length)]
 
 
-@pytest.mark.parametrize(
-    ("refills", "stale", "resize"), [(False, False, drop_ended), (True, False, halve), (True, True, halve)]
+def cache(usable: int, block_tokens: int = BLOCK) -> tuple[BlockManager, Device]:
+    return BlockManager(usable + 1, block_tokens), Device(usable + 1, block_tokens)
+
+
+@st.composite
+def requests(draw) -> Request:
+    """Prompts over two tokens, so that many begin alike."""
+    prompts = draw(st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=14), min_size=1, max_size=4))
+    num_generations, max_new_tokens = draw(st.integers(1, 5)), draw(st.integers(1, 14))
+    lengths = st.one_of(st.just(1), st.integers(1, max_new_tokens), st.just(max_new_tokens))
+    number = len(prompts) * num_generations
+    return Request(prompts, num_generations, max_new_tokens, draw(st.lists(lengths, min_size=number, max_size=number)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(requests(), st.sampled_from(["same", "update", "sleep"])), min_size=1, max_size=3),
+    st.integers(0, 12),
+    st.integers(1, 6),
+    st.integers(1, 5),
+    st.sampled_from([0, 1, 3, 5]),
+    st.sampled_from([1, 3, 7, 1000]),
+    st.integers(0, 2**16),
 )
-@pytest.mark.parametrize("every", [1, 16])
-@pytest.mark.parametrize(("completions", "slots"), [(1, 64), (65, 64), (300, 7)])
-def test_every_completion_runs_once_and_in_order(completions, slots, every, refills, stale, resize):
-    for seed in range(5):
-        rng = random.Random(seed)
-        lengths = [rng.choice([0, 1, rng.randint(0, 40), 40]) for _ in range(completions)]
-        device, steps = simulate(lengths, slots, 40, every, resize, refills, stale)
-        assert device.started == list(range(completions))
-        assert device.steps == lengths
-        assert steps >= max(lengths)
-        assert device.sizes == sorted(device.sizes, reverse=True) and device.sizes[0] == min(slots, completions)
+def test_every_completion_ends_with_its_tokens(rollouts, spare, slots, every, late, prefill_tokens, seed):
+    """Several rollouts over one cache, with its weights updated, or the cache given back, between them."""
+    usable = spare + max(-(-(max(map(len, r.prompts)) + r.max_new_tokens - 1) // BLOCK) for r, _ in rollouts)
+    version = 0
+    blocks, device = cache(usable)
+    for request, before in rollouts:
+        version += before != "same"
+        if before == "sleep":
+            blocks, device = cache(usable)
+        device.rng.seed(seed)
+        run(blocks, device, request, version, slots, every, min(late, every), prefill_tokens)
 
 
-@pytest.mark.parametrize(("every", "stale"), [(1, False), (4, True), (16, True)])
-def test_no_step_is_done_after_the_longest_that_can_be(every, stale):
+@pytest.mark.parametrize("seed", thinned(range(120), 4))
+def test_long_rollouts_in_little_memory(seed):
+    """Larger ones than above, with several prompts that begin alike."""
+    rng = random.Random(seed)
+    beginning, new = ids(rng.choice([0, 8, 15])), rng.randint(2, 40)
+    prompts = [beginning + ids(rng.randint(1, 16), rng.randint(0, 4)) for _ in range(rng.randint(1, 6))]
+    generations = rng.randint(1, 8)
+    lengths = [
+        rng.choice([1, rng.randint(1, new), rng.randint(1, new), new]) for _ in range(len(prompts) * generations)
+    ]
+    usable = -(-(max(map(len, prompts)) + new - 1) // BLOCK)
+    blocks, device = cache(usable + rng.choice([0, 1, 5, usable, 3 * usable]))
+    every = rng.randint(1, 8)
+    for version in (1, 1, 2):
+        request = Request(prompts, generations, new, lengths)
+        slots, late, tokens = rng.randint(1, 12), rng.randint(0, every), rng.choice([2, 9, 40, 1000])
+        run(blocks, device, request, version, slots, every, late, tokens)
+        rng.shuffle(lengths)
+        rng.shuffle(prompts)
+
+
+def test_a_prompt_of_whole_blocks_that_is_all_there_computes_its_last_block_again():
+    """Without a token to compute there would be no logits."""
+    blocks, device = cache(40)
+    request = Request([ids(3 * BLOCK)], 3, 6, [6, 2, 4])
+    run(blocks, device, request)
+    assert device.pieces == [(0, 0, 3 * BLOCK)]
+    run(blocks, device, request)
+    assert device.pieces == [(0, 2 * BLOCK, 3 * BLOCK)]
+
+
+def test_a_known_prefix_is_not_computed_again_within_a_rollout_nor_in_the_next():
+    blocks, device = cache(40)
+    common = ids(2 * BLOCK)
+    run(blocks, device, Request([[*common, 1], [*common, 2, 3]], 1, 3, [3, 3]))
+    assert device.pieces == [(0, 0, 2 * BLOCK + 1), (1, 2 * BLOCK, 2 * BLOCK + 2)]
+    run(blocks, device, Request([[*common[:BLOCK], 7]], 1, 3, [3]))
+    assert device.pieces == [(0, BLOCK, BLOCK + 1)]
+
+
+def test_after_an_update_of_the_weights_everything_is_computed_again():
+    blocks, device = cache(40)
+    for version in (1, 2, 1):
+        run(blocks, device, Request([ids(9)], 2, 6, [6, 3]), version)
+        assert device.pieces == [(0, 0, 9)]
+
+
+@pytest.mark.parametrize("generations", [1, 3])
+@pytest.mark.parametrize("prompt", [1, BLOCK - 1, BLOCK, BLOCK + 1])
+@pytest.mark.parametrize("new", [1, 2, BLOCK + 2])
+def test_blocks_for_just_one_completion_are_enough(prompt, new, generations):
+    """And one block less is refused before anything is done."""
+    needed = -(-(prompt + new - 1) // BLOCK)
+    blocks, device = cache(needed)
+    request = Request([ids(prompt), ids(prompt, 1)], generations, new, [new, 1, new, new, 1, new][: 2 * generations])
+    run(blocks, device, request, every=3)
+    assert max(device.live, default=1) == 1 or prompt >= BLOCK
+    with pytest.raises(ValueError, match=f"needs {needed} blocks of {BLOCK} tokens, and the cache has {needed - 1}"):
+        Scheduler(cache(needed - 1)[0], request.prompts, generations, new, 8)
+
+
+def test_a_completion_that_ends_with_its_first_token_makes_room_at_the_next_step():
+    blocks, device = cache(40)
+    run(blocks, device, Request([ids(5)], 6, 8, [1, 1, 1, 8, 1, 8]), slots=2, every=16)
+    assert device.live == [0, 1, 1, *[2] * 5, 1, 1]  # the fourth from the second step on, the last from the fourth
+
+
+def test_one_that_shares_its_prompt_is_sent_back_and_ends_with_its_tokens():
+    """Four of a group, blocks for the prompt and not for all four answers."""
+    blocks, device = cache(9)
+    request = Request([ids(2 * BLOCK + 1)], 4, 14, [14, 13, 14, 12])
+    run(blocks, device, request)
+    assert device.sent_back and 0 not in device.sent_back
+    again = [piece for piece in device.pieces if piece[0] in device.sent_back]
+    assert again and all(begin == 2 * BLOCK for _, begin, _ in again), "full blocks of the prompt are still there"
+
+
+def test_one_that_starts_again_may_wait_a_step_for_its_slot():
+    """A slot takes one that has ended, for a step, before it takes the one that starts again with all tokens but a few:
+    so the host must not reckon that it has them all. One of 100,000 random rollouts."""
+    lengths = [9, 9, 8, 9, 2, 9, 3, 9, 3, 2, 2, 2, 1, 9, 3, 9, 1, 1, 3, 3, 9, 2, 9, 2]
+    blocks, device = cache(11, 2)
+    run(blocks, device, Request([[1], [1, 3, 2], [3, 3]], 8, 9, lengths), slots=2, every=5, late=5)
+
+
+def test_a_long_prompt_is_prefilled_in_pieces_while_others_decode():
+    blocks, device = cache(40)
+    run(blocks, device, Request([ids(2), ids(30, 1)], 1, 12, [12, 12]), every=2, prefill_tokens=8)
+    assert device.pieces == [(0, 0, 2), (1, 0, 6), (1, 6, 14), (1, 14, 22), (1, 22, 30)]
+    assert device.live[:6] == [1] * 6 and device.live[6] == 2
+
+
+@pytest.mark.parametrize(("every", "late"), [(4, 0), (4, 4), (16, 1)])
+def test_no_step_is_done_after_the_longest_that_can_be(every, late):
     """All take the whole limit: the host knows without looking when they end."""
-    assert simulate([21] * 8, 8, max_steps=21, every=every, stale=stale)[1] == 21
-    assert simulate([21] * 16, 8, max_steps=21, every=every, stale=stale)[1] == 42
-    assert simulate([0] * 5, 3, max_steps=0, every=every, stale=stale)[1] == 0
+    for completions, steps in ((8, 21), (16, 42)):
+        blocks, device = cache(200)
+        run(blocks, device, Request([ids(3)], completions, 22, [22] * completions), 0, 8, every, late)
+        assert device.live == [8] * steps
 
 
-@pytest.mark.parametrize("refills", [False, True])
-def test_a_free_slot_does_not_wait_for_the_longest(refills):
-    """One long completion and 30 short ones in two slots: the short ones pass by the long one."""
-    _, steps = simulate([60, *[2] * 30], 2, max_steps=60, refills=refills)
-    assert steps <= 61
+def test_a_free_slot_does_not_wait_for_the_longest():
+    blocks, device = cache(100)
+    run(blocks, device, Request([ids(3)], 31, 61, [61, *[3] * 30]), slots=2, every=16)
+    assert device.live[:60] == [2] * 60
 
 
-def test_the_device_alone_refills_after_the_first_starts():
-    scheduler = Scheduler(10, 4, 5, steps_between_looks=2, resize=halve, device_refills=True)
+def test_three_times_as_many_run_as_whole_caches_would_fit():
+    """16 blocks are two whole caches of 31 tokens; answers are short but for one."""
+    blocks, device = cache(16)
+    run(blocks, device, Request([ids(2)], 40, 30, [30, *[3] * 39]), slots=16, every=2)
+    assert max(device.live) >= 6
+
+
+def test_who_waits_for_a_slot_takes_no_block_that_those_in_slots_may_need():
+    """Two slots and 9 blocks: two that run have 2 each and may need 2 more, so one of the others has its 2."""
+    blocks, device = cache(9)
+    scheduler = Scheduler(blocks, [ids(1)], 30, 12, 2, 4)
+    device.begin(Request([ids(1)], 30, 12, [12] * 30), 0, 2, scheduler.table_width, 0)
     plan = scheduler.next_plan()
-    assert plan.starts == [(0, 0), (1, 1), (2, 2), (3, 3)] and plan.refill
-    scheduler.report([True, False, False, False], 9)
-    plan = scheduler.next_plan()
-    assert not plan.starts and not plan.moves and plan.refill
-    scheduler.report([True, False, True, True], 10)
-    plan = scheduler.next_plan()
-    assert not plan.starts and not plan.refill
+    assert plan.limit == len(scheduler.tables) == 3 and blocks.available == 3
 
 
-def test_the_host_refills_when_it_looks_and_then_the_live_ones_move_together():
-    scheduler = Scheduler(18, 16, 100, resize=drop_ended)
-    scheduler.next_plan()
-    scheduler.report([True] * 3 + [False] * 13, 16)
-    plan = scheduler.next_plan()
-    assert plan.starts == [(0, 16), (1, 17)] and plan.size == 16 and plan.longest == 1
-    scheduler.report([False] + [True] * 9 + [False] * 6, 18)
-    plan = scheduler.next_plan()
-    assert not plan.starts and plan.size == 7 and plan.longest == 2
-    assert plan.moves == [(10, 1), (11, 2), (12, 3), (13, 4), (14, 5), (15, 6)]
-    scheduler.report([True] * 7, 18)
-    assert scheduler.next_plan() is None
+@pytest.mark.parametrize("new", [9, 24])
+def test_nobody_is_sent_back_where_slots_and_prompts_have_blocks_for_full_lengths(new):
+    """As the GPU engine has them without a budget: 60 completions of full length, six slots. No prompt is prefilled
+    again, and slots that nobody waits for idle until the host looks, no longer."""
+    prompts = [ids(3, seed) for seed in range(2)]
+    blocks, device = cache(6 * -(-(3 + new) // BLOCK) + 2)
+    run(blocks, device, Request(prompts, 30, new, [new] * 60), slots=6, every=4)
+    assert not device.sent_back and len(device.pieces) == len(prompts)
+    assert 10 * (new - 1) <= len(device.live) <= 10 * (new - 1 + 4)
 
 
-def test_sizes_are_halved_on_a_gpu_and_exact_on_a_cpu():
+def test_a_batch_is_halved():
     assert [halve(256, live) for live in (256, 129, 128, 65, 20, 3, 1)] == [256, 256, 128, 128, 32, 8, 8]
     assert [halve(5, live) for live in (5, 1)] == [5, 5] and halve(9, 1) == 4 < SMALLEST
-    assert [drop_ended(64, live) for live in (64, 49, 48, 47, 1)] == [64, 64, 48, 47, 1]
-    assert [drop_ended(8, live) for live in (7, 1)] == [8, 8]

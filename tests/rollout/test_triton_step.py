@@ -1,6 +1,5 @@
 """The Triton kernels of a decode step against the step in PyTorch: on a GPU, or in Triton's interpreter on a CPU."""
 
-import contextlib
 import itertools
 from dataclasses import replace
 
@@ -11,13 +10,14 @@ pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
 from policies import DEVICE, make_policy
 from reference import recomputed_logprobs
+from steps import by_rows, new_step
 from thorough import thorough
 
-from rlcourse.exact import EXACT, GROUP, weights
-from rlcourse.rollout import fast, make_engine, scheduler, tiles, triton_kernels, triton_step
+from rlcourse.exact import EXACT, GROUP
+from rlcourse.exact.weights import fused_weights
+from rlcourse.rollout import gpu_engine, make_engine, scheduler, tiles, triton_kernels, triton_step
 from rlcourse.rollout.decoder import Decoder
-from rlcourse.rollout.fast import FastEngine
-from rlcourse.rollout.slots import Room, Slots
+from rlcourse.rollout.gpu_engine import GPUEngine
 from rlcourse.sampling import GREEDY, Sampling
 
 PROMPTS = [[5, 9, 40, 7], [11], [30, 31, 32, 33, 34, 35, 36]]
@@ -38,27 +38,16 @@ def model(shape, seed=0, layers=2):
     return make_policy(seed, tied=seed % 2 == 0, **sizes, **SHAPES[shape])
 
 
-def triton_engine(policy, monkeypatch, slots: int | None = None) -> FastEngine:
-    monkeypatch.setattr(fast, "has_kernels", weights.fits)  # also float32 on a CPU
-    monkeypatch.setitem(fast.STEPS_BETWEEN_LOOKS, DEVICE, 2)
-    return FastEngine(policy, DTYPE, max_slots=slots)
-
-
-def rollout(engine, num_generations, max_new_tokens, sampling):
-    """A rollout whose steps are those of the kernels, where they can sample so."""
-    steps, original = [], triton_step.TritonStep.__call__
+def rollout(policy, num_generations, max_new_tokens, sampling, slots: int | None = None):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_step.TritonStep, "__call__", lambda *a: steps.append(a) or original(*a))
-        found = engine.generate(PROMPTS, num_generations, max_new_tokens, sampling)
-    if DEVICE == "cpu":  # a graph replays without the call
-        assert steps
-    return found
+        patch.setattr(gpu_engine, "STEPS_BETWEEN_LOOKS", 2)
+        return GPUEngine(policy, DTYPE, max_slots=slots).generate(PROMPTS, num_generations, max_new_tokens, sampling)
 
 
 def last_scale(step, rows):
     """1 / rms of the last norm [rows, 1], which the kernels that sample multiply the logits with."""
     squares = step.squares[:rows].sum(1, keepdim=True)
-    return (squares / step.hidden + step.decoder.eps).rsqrt()
+    return (squares / step.hidden + step.weights.eps).rsqrt()
 
 
 def assert_as_good(found, plain, exact):
@@ -89,23 +78,21 @@ def test_a_step_writes_the_cache_and_the_logits_of_the_step_in_pytorch(shape, cu
     monkeypatch.setattr(triton_step, "attention_tile", lambda *sizes: tiles.AttentionTile(splits, stages=3))
     policy = model(shape)
     decoder, exact = Decoder(policy.model, DTYPE, False), Decoder(policy.model, torch.float32, False)
-    slots = Slots.empty(decoder, Room(24, 40, 1, 1, 24, 4))
+    step = new_step(fused_weights(policy.model, DTYPE), 24, 40, new_tokens=4)
+    slots, room = step.slots, tiles.KEYS
     torch.manual_seed(0)
-    slots.cache.normal_()
-    slots.completion.copy_(torch.arange(24))
+    step.cache.normal_()
     slots.token.random_(3, 200)
     slots.position.random_(0, 39)
     slots.position[0] = 0  # one token, and a cache that is full
-    slots.position[rows - 1] = 39 if rows > 1 else 0
-    slots.done[:rows] = False
-    slots.max_new_tokens.fill_(4)
-    caches = {d: slots.cache.to(d.dtype, copy=True) for d in (decoder, exact)}
+    slots.position[rows - 1] = room - 1 if rows > 1 else 0
+    slots.done[rows:] = True
+    caches = {d: by_rows(step.cache, 24).to(d.dtype, copy=True) for d in (decoder, exact)}
     token, position = slots.token[:rows].clone(), slots.position[:rows].clone()
     with torch.no_grad():
-        plain, wanted = (d.decode(token, position, caches[d][:, :, :rows], 40).float() for d in (decoder, exact))
-        step = triton_step.TritonStep(decoder, slots, torch.tensor([2], device=DEVICE))
-        step(rows, False, GREEDY)
-    assert_as_good(slots.cache, caches[decoder], caches[exact])
+        plain, wanted = (d.decode(token, position, caches[d][:, :, :rows], room).float() for d in (decoder, exact))
+        step(rows, GREEDY)
+    assert_as_good(by_rows(step.cache, 24), caches[decoder], caches[exact])
     logits = step.logits[:rows].float() * last_scale(step, rows)
     assert_as_good(logits, plain, wanted)
     assert slots.token[:rows].tolist() == logits.argmax(-1).tolist() == slots.tokens[:rows, 0].tolist()
@@ -115,36 +102,10 @@ def test_a_step_writes_the_cache_and_the_logits_of_the_step_in_pytorch(shape, cu
     assert not step.arrived.any()  # counters are ready for the next step
 
 
-@pytest.mark.parametrize("shape", ["qwen2", "qwen3, wide heads"])
-@pytest.mark.parametrize("rows", [3, thorough(19)])
-def test_attention_in_cute_dsl_takes_the_place_of_that_in_triton(shape, rows):
-    pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
-    from rlcourse.kernels.decode_common import decode_attention_reference
-    from rlcourse.kernels.toolchain import interpreted
-
-    decoder = Decoder(model(shape).model, torch.bfloat16, False)
-    slots = Slots.empty(decoder, Room(24, 40, 1, 1, 24, 4))
-    torch.manual_seed(0)
-    slots.cache.normal_()
-    slots.position.random_(0, 39)
-    slots.position[0], slots.position[rows - 1] = 0, 39
-    step = triton_step.TritonStep(decoder, slots, torch.tensor([2], device=DEVICE))
-    assert step.cute == (DEVICE == "cuda")
-    step.cute = True
-    step.q.normal_()
-    with interpreted() if DEVICE == "cpu" else contextlib.nullcontext():
-        step._attention(slots.cache[1], rows, tiles.TILES_UP_TO_16_ROWS)
-    q = step.q[:rows].float().unflatten(1, (-1, decoder.head_dim))
-    expected = decode_attention_reference(q, *slots.cache[1, :, :rows], slots.position[:rows]).flatten(1)
-    torch.testing.assert_close(step.mixed[:rows].float(), expected.float(), rtol=0.02, atol=0.01)
-    rest = step.mixed[rows:]  # not written: the interpreter gives nan where nobody wrote
-    assert (rest.isnan() | (rest == 0)).all()
-
-
 @pytest.mark.parametrize("shape", ["llama", thorough("qwen3, wide heads")])
-def test_greedy_tokens_are_those_of_generate(shape, monkeypatch):
+def test_greedy_tokens_are_those_of_generate(shape):
     policy = model(shape, seed=3)
-    found = rollout(triton_engine(policy, monkeypatch), 1, 4, GREEDY)
+    found = rollout(policy, 1, 4, GREEDY)
     if DEVICE == "cpu":
         expected = make_engine(policy, "hf-dynamic", torch.float32).generate(PROMPTS, 1, 4, GREEDY)
         assert torch.equal(found.ids, expected.ids)
@@ -152,18 +113,11 @@ def test_greedy_tokens_are_those_of_generate(shape, monkeypatch):
 
 
 @pytest.mark.thorough
-def test_slots_are_taken_over_within_the_step(monkeypatch):
-    """The engine starts the first completions alone, and who continues does not change what is said."""
-    available, policy = 3, model("qwen2", seed=3, layers=1)
+def test_slots_are_taken_over_within_the_step():
+    """Who continues in a slot, and when, does not change what is said."""
+    policy = model("qwen2", seed=3, layers=1)
     policy.eos_ids = list(range(0, len(policy.tokenizer), 7))
-    everyone = rollout(triton_engine(policy, monkeypatch), 2, 5, GREEDY)
-    started, original = [], triton_step.TritonStep.start
-    monkeypatch.setattr(
-        triton_step.TritonStep, "start", lambda self, size: started.append(size) or original(self, size)
-    )
-    monkeypatch.setattr(triton_step, "COPIERS", 2)  # fewer than slots that become free in one step
-    found = rollout(triton_engine(policy, monkeypatch, available), 2, 5, GREEDY)
-    assert started == [available]
+    everyone, found = rollout(policy, 2, 5, GREEDY), rollout(policy, 2, 5, GREEDY, slots=3)
     if DEVICE == "cpu":  # in bfloat16 the best two tokens can be as good
         assert torch.equal(found.ids, everyone.ids)
         assert torch.equal(found.completion_lengths, everyone.completion_lengths)
@@ -175,7 +129,7 @@ def test_sampling_logprobs_equal_recomputed_ones(monkeypatch):
     policy.eos_ids = list(range(0, len(policy.tokenizer), 3))
     monkeypatch.setattr(scheduler, "SMALLEST", 1)
     torch.manual_seed(1)
-    found = rollout(triton_engine(policy, monkeypatch, 4), 2, 4, sampling)
+    found = rollout(policy, 2, 4, sampling, slots=4)
     assert_same_logprobs(found, policy, sampling)
     ends = torch.isin(found.completion_ids, torch.tensor(policy.eos_ids, device=DEVICE))
     for row, length in enumerate(found.completion_lengths.tolist()):
@@ -187,13 +141,11 @@ def sample(logits, draws, temperature=1.0, tile=64, monkeypatch=None, of_one=Fal
     """`draws` tokens and log-probs from one row of logits, by the two sampling kernels: each the first of a completion,
     or all of one."""
     monkeypatch.setattr(triton_step, "VOCABULARY_TILE", tile)
-    decoder = make_engine(model("qwen2"), "fast", DTYPE).decoder
-    slots = Slots.empty(decoder, Room(draws, 8, 1, 1, draws, draws if of_one else 1))
+    step = new_step(fused_weights(model("qwen2").model, DTYPE), draws, 8, draws if of_one else 1)
+    slots = step.slots
     slots.completion.copy_(torch.zeros(draws) if of_one else torch.arange(draws))
     slots.num_tokens.copy_(torch.arange(draws) if of_one else torch.zeros(draws))
-    slots.done.fill_(False)
     slots.max_new_tokens.fill_(slots.tokens.shape[1])
-    step = triton_step.TritonStep(decoder, slots, torch.tensor([2], device=DEVICE))
     step.squares.fill_(GROUP)  # an rms of 1
     step.vocabulary, step.vocabulary_tiles = len(logits), -(-len(logits) // tile)
     logits = logits.to(DEVICE).repeat(draws, 1).contiguous()
@@ -236,10 +188,10 @@ def test_a_token_without_mass_is_never_drawn_and_one_with_all_of_it_always(monke
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.7, top_p=0.8), thorough(Sampling(top_k=3))])
-def test_restricted_sampling_leaves_the_right_tokens_out(sampling, monkeypatch):
+def test_restricted_sampling_leaves_the_right_tokens_out(sampling):
     torch.manual_seed(0)
     policy = model("qwen2", layers=1)
-    found = rollout(triton_engine(policy, monkeypatch), 1, 3, sampling)
+    found = rollout(policy, 1, 3, sampling)
     assert_same_logprobs(found, policy, sampling)
 
 

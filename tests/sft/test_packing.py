@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from policies import DEVICE, make_policy
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from rlcourse.policy import checkpoint_activations
 from rlcourse.sft.data import Example
 from rlcourse.sft.packing import check_packing, pack, plan_rows, summed_loss
+from rlcourse.trial import checkpoint_activations
 
 
 def example(prompt: int, answer: int, seed: int = 0, vocabulary: int = 300) -> Example:
@@ -111,10 +111,9 @@ def test_a_model_that_mixes_what_is_packed_is_refused(policy):
 
         def forward(self, input_ids, position_ids, use_cache):
             x = input_ids.float().cumsum(1) / torch.arange(1, input_ids.shape[1] + 1)
-            return SimpleNamespace(last_hidden_state=x[..., None])
+            return SimpleNamespace(logits=x[..., None])
 
-    mixing = SimpleNamespace(
-        get_decoder=Mean, device=torch.device("cpu"), config=SimpleNamespace(model_type="averaging")
-    )
+    mixing = Mean()
+    mixing.device, mixing.config = torch.device("cpu"), SimpleNamespace(model_type="averaging")
     with pytest.raises(ValueError, match="averaging architecture does not keep packed examples apart"):
         check_packing(mixing)

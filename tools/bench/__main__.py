@@ -67,7 +67,7 @@ def measured(
         case "paged":
             from tools.bench.paged import paged
 
-            return *paged(shape, rows, *tokens, repeats), {}
+            return *paged(shape, tokens[0], repeats), {}
         case "rollout":
             from tools.bench.speed import rollout
 

@@ -11,7 +11,6 @@ from rlcourse.bench.options import Options
 from rlcourse.bench.results import Results
 from rlcourse.bench.step import step_trainer, time_steps
 from rlcourse.logprobs import PlainPass
-from rlcourse.rollout.fast import FastEngine
 from rlcourse.tasks import load_task
 
 
@@ -20,7 +19,7 @@ def exact(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Seconds of a training step and the gap between sampling and training log-probs, of random weights of `shape`, and
     beside Qwen2.5-0.5B's of the embedded model: with one set of numbers, and with transformers' layers, compiled, in
-    the trainer and PyTorch's attention in prefill.
+    the trainer.
 
     Raises ValueError on a GPU where the two are not known to agree.
     """
@@ -48,6 +47,5 @@ def _step(model: str, task: str, count: int, new_tokens: int, repeats: int, two:
             raise ValueError("Sampler and trainer agree only on Hopper in 16 bits: measure `mismatch` instead.")
         if two:
             trainer.learner.policy_pass = PlainPass(trainer.policy.model, trainer.config.dtype, trainer.config.compile)
-            trainer.engine = FastEngine(trainer.policy, torch.bfloat16, compile=True)
             trainer.engine.exact = False
         return time_steps(trainer, repeats)

@@ -15,8 +15,8 @@ from rlcourse.bench.results import Rows
 from rlcourse.config import TrainConfig
 from rlcourse.device import autocast
 from rlcourse.exact.weights import may_be_exact
+from rlcourse.head import chunked_logprobs
 from rlcourse.learner import model_pass
-from rlcourse.logprobs import chunked_logprobs
 from rlcourse.measure.timing import median_seconds
 from rlcourse.policy import Policy
 from rlcourse.rollout import make_engine, vllm

@@ -1,4 +1,4 @@
-"""What a paged cache gives where completions differ in length, and what it costs where they do not."""
+"""What a cache that is smaller than all completions at full length gives where they differ in length."""
 
 import dataclasses
 import itertools
@@ -16,10 +16,9 @@ from rlcourse.config import make_config
 from rlcourse.device import find_device
 from rlcourse.measure.timing import measure, median_and_spread, seconds
 from rlcourse.policy import Policy, load_policy
-from rlcourse.rollout import RolloutEngine, vllm
-from rlcourse.rollout.fast import FastEngine
-from rlcourse.rollout.paged import PagedEngine
-from rlcourse.rollout.paged_scheduler import PagedPlan
+from rlcourse.rollout import make_engine, vllm
+from rlcourse.rollout.gpu_engine import GPUEngine
+from rlcourse.rollout.scheduler import Plan
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import load_task
 from tools.bench.peers import vllm_decode
@@ -30,38 +29,34 @@ FULL = 256  # completions of full length that the budget has room for
 DTYPE = torch.bfloat16
 
 
-class Watched(PagedEngine):
+class Watched(GPUEngine):
     """Keeps the plans of its last rollout."""
 
-    plans: list[PagedPlan]
+    plans: list[Plan]
 
     def generate(self, *arguments) -> Rollout:
         self.plans = []
         return super().generate(*arguments)
 
-    def _run(self, plan: PagedPlan, *arguments):
+    def _run(self, plan: Plan, *arguments):
         self.plans.append(plan)
         return super()._run(plan, *arguments)
 
 
-def paged(shape: str, rows: list[int], prompt_tokens: int = 128, new_tokens: int = 256, repeats: int = 5):
-    """(setup, rows). Skewed: `COMPLETIONS` answers of up to `LONGEST` tokens with median `MEDIAN`, `GROUP` of a prompt,
-    in the memory of `FULL` of full length: the unpaged engine decodes so many at once, the paged one as many as have
-    blocks. differ: answers that are not the unpaged engine's, log-probs included. vLLM, where it is, has the same
-    budget and answers as long. Equal: `rows` answers of `new_tokens` tokens, all decoded at once, by ours.
+def paged(shape: str, prompt_tokens: int = 128, repeats: int = 5) -> tuple[dict[str, Any], Rows]:
+    """(setup, rows). `COMPLETIONS` answers of up to `LONGEST` tokens with median `MEDIAN`, `GROUP` of a prompt, in the
+    memory of `FULL` of full length: "unpaged" decodes so many at once, as runs do without a budget; "paged" as many as
+    have blocks. differ: answers that are not those of "unpaged", log-probs included. vLLM, where it is, has the same
+    budget and answers as long.
 
     Raises ValueError where our kernels do not run.
     """
     device = find_device(make_config())
-    found: Rows = []
     with tempfile.TemporaryDirectory() as folder:
         write_random_model(shape, load_task("minigsm"), Path(folder))
         policy = load_policy(folder, device)
-        PagedEngine(policy, DTYPE, _budget(policy, prompt_tokens))  # refuses a machine before anything is measured
-        skewed_rows, lengths = _skewed(policy, prompt_tokens, repeats)
-        found += skewed_rows
-        for count in rows:
-            found += _equal(policy, count, prompt_tokens, new_tokens, repeats)
+        make_engine(policy, "fast", DTYPE, cache_gb=_budget(policy, prompt_tokens))  # refuses a machine at once
+        found, lengths = _skewed(policy, prompt_tokens, repeats)
         if vllm.runs_on(device):  # last: it has settings of its own
             found.append(_vllm(folder, policy, prompt_tokens, lengths, repeats))
     setup = {"shape": shape, "dtype": "bfloat16", "rows_a_prompt": GROUP, "temperature": 1.0, "repeats": repeats}
@@ -82,21 +77,16 @@ def _skewed(policy: Policy, prompt_tokens: int, repeats: int) -> tuple[Rows, lis
     vocabulary = policy.model.config.vocab_size
     policy = dataclasses.replace(policy, eos_ids=skewed(vocabulary, MEDIAN))
     prompts = random_prompts(COMPLETIONS, prompt_tokens, vocabulary)
-    engines = {
-        "unpaged": lambda: FastEngine(policy, DTYPE, max_slots=FULL),
-        "paged": lambda: Watched(policy, DTYPE, _budget(policy, prompt_tokens)),
-    }
     found, first = [], None
-    for variant, make in engines.items():
-        engine = make()
+    for variant, budget in (("unpaged", 0.0), ("paged", _budget(policy, prompt_tokens))):
+        engine = Watched(policy, DTYPE, budget, max_slots=None if budget else FULL)
         row, rollout = _time(engine, policy, prompts, LONGEST, repeats)
         first = first or rollout
         found.append({"variant": variant, "lengths": "skewed", "rows": COMPLETIONS} | row | _differ(rollout, first))
-        if isinstance(engine, Watched):
-            steps = sum(plan.steps for plan in engine.plans)
-            tokens = int(rollout.completion_lengths.sum()) - COMPLETIONS  # the first ones come from prefill
-            back = sum(after.limit < before.limit for before, after in itertools.pairwise(engine.plans))
-            found[-1] |= {"rows_at_once": tokens / steps, "sent_back": back}
+        steps = sum(plan.steps for plan in engine.plans)
+        tokens = int(rollout.completion_lengths.sum()) - COMPLETIONS  # the first ones come from prefill
+        back = sum(after.limit < before.limit for before, after in itertools.pairwise(engine.plans))
+        found[-1] |= {"rows_at_once": tokens / steps, "sent_back": back}
         engine.sleep()
     return found, first.completion_lengths.tolist()
 
@@ -110,26 +100,8 @@ def _vllm(folder: str, policy: Policy, prompt_tokens: int, lengths: list[int], r
     return {"variant": "vllm", "lengths": "skewed", "rows": COMPLETIONS, "tokens": sum(lengths)} | row
 
 
-def _equal(policy: Policy, rows: int, prompt_tokens: int, new_tokens: int, repeats: int) -> Rows:
-    vocabulary = policy.model.config.vocab_size
-    policy = dataclasses.replace(policy, eos_ids=[vocabulary])
-    prompts = random_prompts(rows, prompt_tokens, vocabulary)
-    found, first = [], None
-    for variant, engine in (
-        ("unpaged", FastEngine(policy, DTYPE, max_slots=rows)),
-        ("paged", PagedEngine(policy, DTYPE, _budget(policy, prompt_tokens), rows)),
-    ):
-        one, _ = _time(engine, policy, prompts, 1, repeats)
-        row, rollout = _time(engine, policy, prompts, new_tokens, repeats)
-        first = first or rollout
-        row["ms_per_step"] = 1e3 * (row["seconds"] - one["seconds"]) / (new_tokens - 1)
-        found.append({"variant": variant, "lengths": "equal", "rows": rows} | row | _differ(rollout, first))
-        engine.sleep()
-    return found
-
-
 def _time(
-    engine: RolloutEngine, policy: Policy, prompts: list[list[int]], new_tokens: int, repeats: int
+    engine: GPUEngine, policy: Policy, prompts: list[list[int]], new_tokens: int, repeats: int
 ) -> tuple[dict[str, float], Rollout]:
     """Speed of rollouts that are all the same, and the last of them. To the engine the weights are new each time, as in
     training: it takes them over, and finds no prompt of an earlier rollout in its cache."""
@@ -140,7 +112,7 @@ def _time(
         done[:] = [engine.generate(prompts, GROUP, new_tokens, Sampling())]
 
     def run() -> float:
-        engine.decoder.weights.sync(policy.model)
+        engine.weights.sync(policy.model)
         return seconds(generate, policy.device)
 
     took, spread = median_and_spread(measure(run, repeats, warmup=2))

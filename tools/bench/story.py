@@ -14,8 +14,8 @@ from rlcourse.bench.results import Rows
 from rlcourse.bench.step import WARMUP, step_trainer, time_steps
 from rlcourse.policy import Policy
 from rlcourse.rollout import RolloutEngine
-from rlcourse.rollout.fast import FastEngine
 from rlcourse.rollout.hf import HFEngine
+from rlcourse.rollout.torch_engine import TorchEngine
 from rlcourse.tasks import load_task
 from tools.bench import cute
 
@@ -28,6 +28,8 @@ DECODE_ONLY = (*UNCOMPILED, RAISED)  # no whole training steps: they take long, 
 def engines(policy: Policy, longest: int) -> dict[str, Callable[[], RolloutEngine]]:
     """How to make each engine. longest: tokens that a static cache has room for. With `RAISED` goes a higher limit."""
     from rlcourse.course.lessons import generate_attention  # registers its attention with transformers
+    from rlcourse.kernels.decode_ops import decode_attention  # that of lesson 09
+    from rlcourse.rollout.gpu_engine import GPUEngine  # only where there is Triton
 
     def static(attention: str, compile: bool = True) -> RolloutEngine:
         return HFEngine(policy, torch.bfloat16, "static", compile, attention, longest)
@@ -39,7 +41,8 @@ def engines(policy: Policy, longest: int) -> dict[str, Callable[[], RolloutEngin
         "hf-static-breaks": lambda: static(generate_attention.BREAKS),
         RAISED: lambda: static(generate_attention.BREAKS),
         "hf-static-operation": lambda: static(generate_attention.OPERATION),
-        "graph": lambda: FastEngine(policy, torch.bfloat16, kernels="cute"),  # with the kernel of lesson 09
+        "graph-attention": lambda: TorchEngine(policy, torch.bfloat16, attention=decode_attention),
+        "graph": lambda: GPUEngine(policy, torch.bfloat16),
     }
 
 

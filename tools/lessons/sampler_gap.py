@@ -15,7 +15,7 @@ from rlcourse.config import make_config
 from rlcourse.course.lessons.experiment import Experiment
 from rlcourse.course.lessons.recorded import LAG
 from rlcourse.rollout import make_engine
-from rlcourse.rollout.fast import FastEngine
+from rlcourse.rollout.torch_engine import TorchEngine
 from tools.lessons.recording import record_variants
 
 SEEDS = (0, 1, 2)
@@ -29,7 +29,7 @@ VARIANTS = {
 EVAL_EVERY, EVAL_PROBLEMS = 5, 300  # steps between evaluations; validation problems in each
 
 
-def lag_behind(engine: FastEngine, lag: int) -> None:
+def lag_behind(engine: TorchEngine, lag: int) -> None:
     """Let the engine take over the policy's weights at the first of every `lag` rollouts alone."""
     take_over, rollouts = engine.decoder.sync, itertools.count()
 

@@ -57,6 +57,17 @@ def pick(wrong: Names, options: Mapping, right):
     return next((options[name] for name in wrong if name in options), right)
 
 
+def compare_named(
+    f, right: Callable, given: tuple, said: Mapping[str, str], what: str = "the result", also: Mapping = {}, **options
+) -> None:
+    """Compare f(*given) with right(*given), and with right(*given, mistake) for each mistake that `said` names.
+
+    also: results of other mistakes, by sentence; options: those of `compare`.
+    """
+    mistakes = {sentence: right(*given, mistake) for mistake, sentence in said.items()}
+    compare(f(*given), right(*given), {**mistakes, **also}, what, **options)
+
+
 def compare_loss(
     f, arguments: tuple, loss: Callable, said: Mapping[Names, str], parts: Mapping[str, int | None], **options
 ) -> None:

@@ -17,8 +17,7 @@ def by_autograd(hidden, head, targets, a, b, temperature, mistake: str = "") -> 
         entropy = -((logp.exp() * logp).detach() * logits).sum(-1)  # its slope is -p log p
     sign = {"sign": -1.0, "log p alone": 0.0}.get(mistake, 1.0)
     loss = (a.double() * logp.gather(1, targets[:, None])[:, 0]).sum() + sign * b * entropy.sum()
-    scale = {"mean": 1 / len(targets), "inner": temperature, "minus": -1.0}.get(mistake, 1.0)
-    return torch.autograd.grad(scale * loss, (hidden, head))
+    return torch.autograd.grad(loss * (temperature if mistake == "inner" else 1.0), (hidden, head))
 
 
 def norm_gradients(x: Tensor, weight: Tensor, g: Tensor, eps: float, mistake: str = "") -> tuple[Tensor, Tensor]:
@@ -32,7 +31,7 @@ def norm_gradients(x: Tensor, weight: Tensor, g: Tensor, eps: float, mistake: st
     if mistake in ("hers", "all heads"):
         along = (g * x).sum(-1, keepdim=True) if mistake == "hers" else (g * factor * x).sum((-2, -1), keepdim=True)
         dx = (scale * g * factor - x * scale**3 * along / x.shape[-1]).detach()
-    return dx, dw / (x.shape[0] * x.shape[1]) if mistake == "a mean" else dw
+    return dx, dw
 
 
 class Numbers(TorchDispatchMode):

@@ -1,12 +1,21 @@
 """Checks of the exercises of lesson 03: whose log it is, a silent data set, a loss to mend, the mean of an estimate."""
 
 import itertools
+import math
 
 import torch
 from torch import Tensor
 
 from rlcourse.course.checks import Question, as_tensor, between, compare, draw
-from rlcourse.course.checks.builders import Names, compare_loss, pick, ragged_mask, sentences, whole_number
+from rlcourse.course.checks.builders import (
+    Names,
+    compare_loss,
+    compare_named,
+    pick,
+    ragged_mask,
+    sentences,
+    whole_number,
+)
 
 EPS = 1e-4
 
@@ -86,34 +95,23 @@ def check_data(f, n: int, low: float, high: float) -> None:
         why = " That is the share that was asked for." if abs(got_mean - share) < CLOSE else ""
         why = " That is 1 minus the mean." if abs(got_mean - (1 - mean)) < CLOSE else why
         raise AssertionError(f"your problems have a mean success rate of {got_mean:.3f}; {wanted}.{why}")
+    usual = {
+        least: " Problems that are all alike are as rarely silent as a data set of this mean can be.",
+        1.0: " Problems that are always or never solved are always silent: you need others, too.",
+        share + (1 - share) * least: " Problems in between are silent sometimes, too: you counted those at the ends.",
+    }
     if abs(got - share) > CLOSE:
-        why = ""
-        if abs(got - least) < 1e-3:
-            why = " Problems that are all alike are as rarely silent as a data set of this mean can be."
-        elif got > 1 - 1e-3:
-            why = " Problems that are always or never solved are always silent: you need others, too."
-        elif abs(got - (share + (1 - share) * least)) < CLOSE:
-            why = " The problems in between are silent sometimes, too: you counted only those at the ends."
+        why = next((said for wrong, said in usual.items() if abs(got - wrong) < CLOSE / 2), "")
         raise AssertionError(f"{got:.1%} of your groups are silent; {wanted}.{why}")
 
 
-@q2.case("half of the way from the fewest silent groups to all")
-def _(f):
-    for n in (8, 4):
-        check_data(f, n, 0.35, 0.65)
-
-
-@q2.case("pairs, where even the middle is often silent")
-def _(f):
-    for _ in range(2):
-        check_data(f, 2, 0.3, 0.7)
-
-
-@q2.case("nearly all groups silent, and few of them")
-def _(f):
-    for low, high in ((0.9, 0.96), (0.08, 0.15)):
-        check_data(f, 8, low, high)
-
+q2.case("half of the way from the fewest silent groups to all")(
+    lambda f: [check_data(f, n, 0.35, 0.65) for n in (8, 4)]
+)
+q2.case("pairs, where even the middle is often silent")(lambda f: [check_data(f, 2, 0.3, 0.7) for _ in range(2)])
+q2.case("nearly all groups silent, and few of them")(
+    lambda f: [check_data(f, 8, *ends) for ends in ((0.9, 0.96), (0.08, 0.15))]
+)
 
 q3 = Question("q3", "mended_loss", hint="Begin with the nan: what is there after the end of an answer?")
 
@@ -126,10 +124,8 @@ PLANTED = {
 LOSS_MISTAKES = {
     "kl sign": "The KL has the wrong sign: it is a price, so it is added to the loss.",
     "sign": "The sign is wrong: optimizers minimise, and rows of positive advantage must become more probable.",
-    "no kl": "The KL is missing.",
     "sum": "You added up the tokens of a row: take their mean.",
     "constant": "You divide by all places of the matrix: GRPO takes the mean over the real tokens of each row.",
-    "rows added": "You added up the rows: take their mean.",
     "real rows": "You took the mean over rows that have tokens: an empty row adds 0 and still counts as a row.",
     "no clip": "The clip is missing.",
     "inverse": "Your ratio is upside down: the new policy stands above the old one.",
@@ -137,7 +133,6 @@ LOSS_MISTAKES = {
     "ref in ratio": "Your ratio is taken to the reference: it belongs to the policy that sampled, old_logprobs.",
     "old in kl": "Your KL is taken to old_logprobs: it belongs to the reference.",
     "k1": "That KL is k1, the plain difference: take k3.",
-    "k2": "That KL is k2, half the square: take k3.",
 }
 
 
@@ -153,8 +148,8 @@ def grpo_loss(logprobs, old, ref, advantages, mask, clip: float, beta: float, wr
         gain = pick(wrong, {"no clip": ratio * a, "clip alone": ratio.clamp(1 - clip, 1 + clip) * a}, clipped)
         d = new - (was if "old in kl" in wrong else start)
         kl = (-d).exp() - 1 + d
-        kl = pick(wrong, {"k1": d, "k2": d**2 / 2, "mirrored": d.exp() - 1 - d, "kl sign": -kl, "no kl": 0 * kl}, kl)
-        counts = {"tokens": mask.sum(), "sum": rows, "constant": mask.numel(), "rows added": length}
+        kl = pick(wrong, {"k1": d, "mirrored": d.exp() - 1 - d, "kl sign": -kl}, kl)
+        counts = {"tokens": mask.sum(), "sum": rows, "constant": mask.numel()}
         count = pick(wrong, counts | {"real rows": length * mask.any(1).sum()}, rows * length)
         total = total + (beta * kl - gain).sum() / count
     return -total if "sign" in wrong else total
@@ -179,10 +174,7 @@ def _(f):
     check_loss(f, new, new, new, *rest, 0.2, 0.05)
 
 
-@q3.case("policies apart, no KL: ratio and clip")
-def _(f):
-    for clip in (0.2, 0.5):
-        check_loss(f, *batch(), clip, 0.0)
+q3.case("policies apart, no KL: ratio and clip")(lambda f: [check_loss(f, *batch(), clip, 0.0) for clip in (0.2, 0.5)])
 
 
 @q3.case("policies apart, with the KL")
@@ -197,9 +189,7 @@ def _(f):
     check_loss(f, *logprobs, 0 * advantages, mask, 0.2, 0.1)
 
 
-@q3.case("a row without tokens adds 0 and counts as a row")
-def _(f):
-    check_loss(f, *batch(empty=True), 0.2, 0.1)
+q3.case("a row without tokens adds 0 and counts as a row")(lambda f: check_loss(f, *batch(empty=True), 0.2, 0.1))
 
 
 @q3.case("inf and nan after the end do no harm")
@@ -212,62 +202,38 @@ def _(f):
 q4 = Question("q4", "expected_gradients", hint="All actions^G groups, their probabilities, and the estimate of each.")
 
 GRADIENT_MISTAKES = {
-    "flipped": "The rows are the wrong way round: first centred, then normalised.",
-    "sum": "You added up over the group: take the mean of its answers.",
-    "own left out": "The first row leaves the own reward out of the mean.",
     "not divided": "You did not divide by the deviation in the second row.",
-    "sign": "The sign is wrong: this is the gradient of the expected reward, to be climbed.",
-    "combinations": "You went through combinations: the same action may come twice, and every order is a group.",
-    "repeats": "You went through each collection of actions once: every order in which it is drawn is a group.",
-    "all": "You divided by one deviation over all groups: each group is divided by its own.",
     "population": "You divided by n inside the deviation: that of a sample has n - 1.",
-    "alike": "You gave all groups the same probability: it is the product of their actions' probabilities.",
     "no baseline": "You did not subtract the mean of the group.",
     "no eps": "The second row is nearly right: add 1e-4 to the deviation, in every group.",
+    "flipped": "The rows are the wrong way round: first centred, then normalised.",
+    "sum": "You added up over the group: take the mean of its answers.",
+    "repeats": "You went through each collection of actions once: every order in which it is drawn is a group.",
 }
 
 
-def group_gradients(logits: Tensor, rewards: Tensor, n: int) -> Tensor:
-    """Expected gradients with group-centred and with normalised advantages: [2, actions], float64.
+def group_gradients(logits: Tensor, rewards: Tensor, n: int, wrong: str = "") -> Tensor:
+    """Expected gradients with group-centred and with normalised advantages, or with a mistake: [2, actions], float64.
 
-    The first in closed form, (1 - 1/n) pi (R - V); the second by how often each action occurs in a group.
+    By how often each action occurs in a group.
     """
     pi, rewards = logits.double().softmax(0), rewards.double()
-    first = (1 - 1 / n) * pi * (rewards - pi @ rewards)
-    second = torch.zeros_like(pi)
+    found, eps = torch.zeros(2, len(pi), dtype=torch.float64), 1e-9 if wrong == "no eps" else EPS
     for counts in itertools.product(range(n + 1), repeat=len(pi)):
         if sum(counts) == n:
             c = torch.tensor(counts, dtype=torch.float64)
-            ways = (torch.lgamma(torch.tensor(n + 1.0).double()) - torch.lgamma(c + 1).sum()).exp()
-            mean = c @ rewards / n
-            deviation = (c @ (rewards - mean) ** 2 / (n - 1)).sqrt()
-            weight = c * (rewards - mean) / (deviation + EPS)  # summed advantage of each action
-            second += ways * (pi**c).prod() * (weight - weight.sum() * pi) / n
-    return torch.stack([first, second])
-
-
-def gradients_off(logits: Tensor, rewards: Tensor, n: int, wrong: str) -> Tensor:
-    """The same by going through groups, with a mistake: [2, actions], float64."""
-    pi, rewards = logits.double().softmax(0), rewards.double()
-    choose = {"combinations": itertools.combinations, "repeats": itertools.combinations_with_replacement}.get(wrong)
-    every = choose(range(len(pi)), n) if choose else itertools.product(range(len(pi)), repeat=n)
-    groups = torch.tensor(list(every), dtype=torch.long).view(-1, n)
-    if not len(groups):  # no combinations of so few actions
-        return torch.zeros(2, len(pi), dtype=torch.float64)
-    chance = torch.full((len(groups), 1), 1 / len(groups)) if wrong == "alike" else pi[groups].prod(1, True)
-    r = rewards[groups]
-    a = r if wrong == "no baseline" else r - r.mean(1, keepdim=True)
-    std = a.std() if wrong == "all" else a.std(1, correction=int(wrong != "population"), keepdim=True)
-    normalised = a if wrong == "not divided" else a / (std + (1e-9 if wrong == "no eps" else EPS))
-    scores = (torch.eye(len(pi)).double() - pi)[groups]  # [groups, n, actions]
-    first, second = ((chance * (x[..., None] * scores).mean(1)).sum(0) for x in (a, normalised))
-    found = torch.stack([first * (n / (n - 1) if wrong == "own left out" else 1), second])
-    return found.flip(0) if wrong == "flipped" else found * {"sum": n, "sign": -1}.get(wrong, 1)
+            ways = 1 if wrong == "repeats" else math.factorial(n) / math.prod(map(math.factorial, counts))
+            apart = rewards - c @ rewards / n
+            deviation = (c @ apart**2 / (n - (wrong != "population"))).sqrt() + eps
+            advantages = rewards if wrong == "no baseline" else apart
+            weights = c * torch.stack([advantages, advantages / (1 if wrong == "not divided" else deviation)])
+            found += ways * (pi**c).prod() * (weights - weights.sum(1, keepdim=True) * pi)
+    found = found if wrong == "sum" else found / n
+    return found.flip(0) if wrong == "flipped" else found
 
 
 def check_gradients(f, logits: Tensor, rewards: Tensor, n: int) -> None:
-    mistakes = {said: gradients_off(logits, rewards, n, name) for name, said in GRADIENT_MISTAKES.items()}
-    compare(f(logits, rewards, n), group_gradients(logits, rewards, n), mistakes)
+    compare_named(f, group_gradients, (logits, rewards, n), GRADIENT_MISTAKES)
 
 
 def apart(actions: int) -> Tensor:
@@ -275,10 +241,9 @@ def apart(actions: int) -> Tensor:
     return torch.randperm(33)[:actions] / 8
 
 
-@q4.case("two actions in groups of 2, 3 and 6")
-def _(f):
-    for n in (3, 2, 6):
-        check_gradients(f, torch.randn(2), torch.tensor([1.0, 0.0]), n)
+q4.case("two actions in groups of 2, 3 and 6")(
+    lambda f: [check_gradients(f, torch.randn(2), torch.tensor([1.0, 0.0]), n) for n in (3, 2, 6)]
+)
 
 
 @q4.case("three and four actions, any rewards")

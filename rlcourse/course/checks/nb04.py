@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlcourse.course.checks import Question, as_tensor, between, compare, draw
-from rlcourse.course.checks.builders import Names, compare_loss, lengths_mask, pick, sentences
+from rlcourse.course.checks.builders import Names, compare_loss, compare_named, lengths_mask, pick, sentences
 
 q1 = Question("q1", "divisions", hint="Take an unknown factor out first. Which two tokens would you compare?")
 
@@ -49,9 +49,7 @@ def unlike_lengths(rows: int, high: int = 30) -> list[int]:
     return (2 + torch.randperm(high - 2)[:rows]).tolist()
 
 
-@q1.case("rewards 0 and 1, three groups of eight")
-def _(f):
-    check_kinds(f, unlike(8, 3), unlike_lengths(24), 8)
+q1.case("rewards 0 and 1, three groups of eight")(lambda f: check_kinds(f, unlike(8, 3), unlike_lengths(24), 8))
 
 
 @q1.case("groups without signal among them, the first too")
@@ -68,9 +66,9 @@ def _(f):
     check_kinds(f, torch.cat([0.1 * torch.rand(4), torch.rand(4), 5 * torch.rand(4) - 2]), lengths, 4)
 
 
-@q1.case("answers to one prompt that are all of one length")
-def _(f):
-    check_kinds(f, unlike(8, 3), [length for length in unlike_lengths(3, 60) for _ in range(8)], 8)
+q1.case("answers to one prompt that are all of one length")(
+    lambda f: check_kinds(f, unlike(8, 3), [length for length in unlike_lengths(3, 60) for _ in range(8)], 8)
+)
 
 
 q2 = Question("q2", "group_weights", hint="With p = k / n: k answers have |A| = 1 - p, the other n - k have |A| = p.")
@@ -78,23 +76,16 @@ q2 = Question("q2", "group_weights", hint="With p = k / n: k answers have |A| = 
 
 def weights_by_group(successes: list[int], n: int, ddof: int = 1) -> Tensor:
     """Sum of |A| of a group with k right answers, centered and divided by the std: from the rewards themselves."""
-    rows = []
-    for k in successes:
-        rewards = [1.0] * k + [0.0] * (n - k)
-        mean = sum(rewards) / n
-        std = math.sqrt(sum((r - mean) ** 2 for r in rewards) / (n - ddof))
-        total = sum(abs(r - mean) for r in rewards)
-        rows.append([total, total / std if std > 0 else 0.0])
-    return torch.tensor(rows).T
+    rewards = (torch.arange(n) < torch.tensor(successes)[:, None]).double()
+    total = (rewards - rewards.mean(1, keepdim=True)).abs().sum(1)
+    return torch.stack([total, total / rewards.std(1, correction=ddof)]).nan_to_num()
 
 
 def check_weights(f, successes: list[int], n: int) -> None:
     expected, p = weights_by_group(successes, n), torch.tensor(successes) / n
-    variance = p * (1 - p)
+    shapes = torch.stack([p * (1 - p), (p * (1 - p)).sqrt()])
     mistakes = {
-        "You have p (1 - p) and its root: the right shapes, but not the sums of |A|.": torch.stack(
-            [variance, variance.sqrt()]
-        ),
+        "You have p (1 - p) and its root: the right shapes, but not the sums of |A|.": shapes,
         "The std is that of a sample: n - 1 in its denominator.": weights_by_group(successes, n, ddof=0),
         "The two rows are in the wrong order: Dr. GRPO first.": expected.flip(0),
         "You took the weight of one answer: add up the group.": expected / n,
@@ -103,22 +94,15 @@ def check_weights(f, successes: list[int], n: int) -> None:
     compare(f(torch.tensor(successes), n), expected, mistakes, what=f"the weights for n = {n}", atol=1e-4)
 
 
-@q2.case("a group of eight: every number of right answers from 1 to 7")
-def _(f):
-    check_weights(f, (1 + torch.randperm(7)).tolist(), 8)
-
-
-@q2.case("groups that are all wrong or all right weigh 0 in both")
-def _(f):
-    n = draw(4, 400)
-    check_weights(f, [0, n, draw(1, n - 1)], n)
-
-
-@q2.case("other sizes of group")
-def _(f):
-    for n in (2, 5, draw(64, 400)):
-        check_weights(f, [1, draw(1, n - 1), n - 1], n)
-
+q2.case("a group of eight: every number of right answers from 1 to 7")(
+    lambda f: check_weights(f, (1 + torch.randperm(7)).tolist(), 8)
+)
+q2.case("groups that are all wrong or all right weigh 0 in both")(
+    lambda f: [check_weights(f, [0, n, draw(1, n - 1)], n) for n in (draw(4, 400),)]
+)
+q2.case("other sizes of group")(
+    lambda f: [check_weights(f, [1, draw(1, n - 1), n - 1], n) for n in (2, 5, draw(64, 400))]
+)
 
 q3 = Question("q3", "mended_loss", hint="Take the complaints one by one: each points at one line.")
 
@@ -136,11 +120,9 @@ LOSS_MISTAKES = {
     "width": "You divided by the width of the batch: the constant is max_new_tokens.",
     "no rows": "You forgot to divide by the number of rows.",
     "no limit": "You forgot to divide by max_new_tokens.",
-    "nothing": "You divided by nothing: the constant is rows times max_new_tokens.",
     "sign": "The sign is wrong: the loss is minus what should grow.",
     "upside down": "The ratio is upside down: it is new over old.",
     "no clip": "No token is clipped: is the minimum taken with the clipped product?",
-    "0.2": "You clip at 0.2 whatever is asked for: use the argument `clip`.",
 }
 BOTH = {("group std", "length"): "Both of GRPO's divisions are back: the group's deviation and the answer's length."}
 
@@ -151,12 +133,12 @@ def dr_grpo_loss(logprobs, old, rewards, mask, n: int, limit: int, clip: float =
     peers = r.expand(len(r), -1) if "baseline" in wrong else r.view(-1, n).repeat_interleave(n, 0)
     a = (r - peers.mean(1)) / pick(wrong, {"std": r.std() + 1e-4, "group std": peers.std(1) + 1e-4}, 1)
     a, new, old = a[row], logprobs[mask].double(), old[mask].double()
-    ratio, clip = (old - new if "upside down" in wrong else new - old).exp(), 0.2 if "0.2" in wrong else clip
+    ratio = (old - new if "upside down" in wrong else new - old).exp()
     gain = torch.where(a > 0, ratio.clamp(max=1 + clip), ratio.clamp(min=1 - clip)) * a
     gain = pick(wrong, {"clip": ratio.clamp(1 - clip, 1 + clip) * a, "no clip": ratio * a}, gain)
     rows, lengths = len(mask), mask.sum(1)[row]
     counts = {"divisor": mask.sum(), "length": rows * lengths, "width": mask.numel()}
-    count = pick(wrong, counts | {"no rows": limit, "no limit": rows, "nothing": 1}, rows * limit)
+    count = pick(wrong, counts | {"no rows": limit, "no limit": rows}, rows * limit)
     return ((gain if "sign" in wrong else -gain) / count).sum()
 
 
@@ -173,9 +155,7 @@ def drawn(moved: float):
     return (old + moved * torch.randn(6, 7)) * mask, old * mask, rewards, mask, 3, 10
 
 
-@q3.case("a policy that has moved, some tokens clipped")
-def _(f):
-    check_loss(f, *drawn(0.5))
+q3.case("a policy that has moved, some tokens clipped")(lambda f: check_loss(f, *drawn(0.5)))
 
 
 @q3.case("an easy prompt and a hard one, rewards of any size")
@@ -204,10 +184,8 @@ DRIFTS = {
     "no cut": "You left out the answers that are cut off: they have no end token, but they have a score.",
     "cut as ended": "An answer that is cut off never stopped: its score is that of going on, limit times.",
     "by q": "That is the derivative with respect to q. Asked for is theta, with q = sigmoid(theta).",
-    "one token": "Every token of an answer has a score, not only its last.",
     "mean of tokens": "The weights are those of each token already: don't divide by the length once more.",
     "not weighed by chance": "You added up the answers as if all were equally likely: weigh each by its probability.",
-    "one more": "weights[0] is for answers of one token: the place of a length is one less than the length.",
     "sign": "The sign is wrong: positive means that the policy learns to stop more often.",
 }
 
@@ -220,31 +198,22 @@ def drift_by_loop(weights: Tensor, cut: float, q: float, wrong: str = "") -> flo
         chance = (1 - q) ** (length - 1) * (q if ended else 1 - q)
         stops = ended or wrong == "cut as ended"
         score = sum(1 - q if stops and t == length else -q for t in range(1, length + 1))
-        if wrong == "one token":
-            score = 1 - q if ended else -q
-        if wrong == "one more" and ended:
-            weight = weights[min(length, limit - 1)].item()
         factors = {"by q": 1 / (q * (1 - q)), "mean of tokens": 1 / length, "not weighed by chance": 1 / chance}
         factors |= {"sign": -1, "no cut": ended}
         total += chance * weight * score * factors.get(wrong, 1)
     return total
 
 
-def check_drift(f, weights: Tensor, cut: float, q: float) -> None:
-    mistakes = {sentence: drift_by_loop(weights, cut, q, wrong) for wrong, sentence in DRIFTS.items()}
-    compare(f(weights, cut, q), drift_by_loop(weights, cut, q), mistakes, what=f"the drift at q = {q:.3f}", atol=1e-6)
+def check_drift(f, *given) -> None:
+    compare_named(f, drift_by_loop, given, DRIFTS, what=f"the drift at q = {given[-1]:.3f}", atol=1e-6)
 
 
-@q4.case("any weights, a short limit")
-def _(f):
-    for limit in (2, 5):
-        check_drift(f, torch.rand(limit) + 0.1, between(0, 1), between(0.1, 0.6))
-
-
-@q4.case("GRPO's weights, 1 / length, and a longer limit")
-def _(f):
-    limit = draw(20, 60)
-    check_drift(f, 1 / torch.arange(1, limit + 1), 1 / limit, between(0.03, 0.23))
+q4.case("any weights, a short limit")(
+    lambda f: [check_drift(f, torch.rand(n) + 0.1, between(0, 1), between(0.1, 0.6)) for n in (2, 5)]
+)
+q4.case("GRPO's weights, 1 / length, and a longer limit")(
+    lambda f: [check_drift(f, 1 / torch.arange(1, n + 1), 1 / n, between(0.03, 0.23)) for n in (draw(20, 60),)]
+)
 
 
 @q4.case("answers that are cut off are left out, and an answer of one token at most")

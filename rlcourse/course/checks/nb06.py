@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from rlcourse.course.checks import Question, as_tensor, between, compare, draw
-from rlcourse.course.checks.builders import Names, drawn_until, sentences, whole_number
+from rlcourse.course.checks.builders import Names, compare_named, drawn_until, sentences, whole_number
 
 q1 = Question("q1", "busy_fraction", hint="Each of the three examples shows one mistake: begin with the first.")
 
@@ -61,10 +61,9 @@ def _(f):
     check_busy(f, [1.0, *(2 + 3 * torch.rand(5)).tolist()], [between(6, 7)] * 2 + [5.5] * 4, 0.0, between(12, 13))
 
 
-@q1.case("intervals over the edges of the window, and outside it; a window that does not begin at 0")
-def _(f):
-    for begin in (0.0, 40.0, 105.0):
-        check_busy(f, *random_intervals(begin), begin, begin + 22.0)
+q1.case("intervals over the edges of the window, and outside it; a window that does not begin at 0")(
+    lambda f: [check_busy(f, *random_intervals(begin), begin, begin + 22.0) for begin in (0.0, 40.0, 105.0)]
+)
 
 
 @q1.case("a machine that has been up for two hours")
@@ -84,35 +83,32 @@ q2 = Question("q2", "free_rows", hint="How long does one row take, how long may 
 
 FREE_MISTAKES = {
     "no host": "You left out the host: one row takes as long as its launches, if that is the longest.",
-    "row without operations": "One row needs its operations, too: the longest of three times counts.",
     "bytes alone": "You looked at bytes alone: operations grow with the rows, two for each weight and row.",
     "operations alone": "You looked at operations alone: each row has a cache of its own to read.",
     "one operation": "A weight costs two operations per row: a multiplication and an addition.",
     "added": "You added the times up: all three go on at once, and the longest counts.",
     "weights per row": "A step reads the weights once, not once for each row.",
-    "rounded up": "Rounded up, the step takes longer than it may: round down.",
     "no slack": "You left the slack out: the step may take slack times as long.",
 }
 
 
 def most_rows(weights, cache, element, launches, host, copy, compute, slack, wrong: str = "") -> int:
     """The most rows whose step is within the limit, by halving the step; `wrong` names a usual mistake."""
-    slack = 1.0 if wrong == "no slack" else slack
-    per_row = cache + (element * weights if wrong == "weights per row" else 0)
-    operations = weights if wrong == "one operation" else 2 * weights
 
-    def longest(n: int, of: tuple[int, ...]) -> float:
-        """Seconds of a step of n rows: of host, bytes and operations those in `of`."""
-        times = launches * host, (element * weights + cache + per_row * (n - 1)) / copy, operations * n / compute
-        return (sum if wrong == "added" else max)(times[i] for i in of)
+    def longest(n: int, first: bool = False) -> float:
+        """Seconds of a step of n rows."""
+        read = element * weights * (n if wrong == "weights per row" else 1) + n * cache
+        times = {"host": launches * host, "bytes": read / copy}
+        times["operations"] = (1 if wrong == "one operation" else 2) * weights * n / compute
+        left_out = {"no host": "host"} | ({} if first else {"bytes alone": "operations", "operations alone": "bytes"})
+        times.pop(left_out.get(wrong, ""), 0)
+        return sum(times.values()) if wrong == "added" else max(times.values())
 
-    first = {"no host": (1, 2), "row without operations": (0, 1)}.get(wrong, (0, 1, 2))
-    later = {"no host": (1, 2), "bytes alone": (0, 1), "operations alone": (0, 2)}.get(wrong, (0, 1, 2))
-    limit = slack * longest(1, first) * (1 + 1e-12)
+    limit = (1.0 if wrong == "no slack" else slack) * longest(1, first=True) * (1 + 1e-12)
     rows = 0
     for step in (2**power for power in range(40, -1, -1)):
-        rows += step if longest(rows + step, later) <= limit else 0
-    return rows + (wrong == "rounded up")
+        rows += step if longest(rows + step) <= limit else 0
+    return rows
 
 
 def check_free(f, *numbers: float) -> None:
@@ -225,7 +221,6 @@ q4 = Question(
 SELF_MISTAKES = {
     "durations": "That is the whole duration: take the children's off.",
     "descendants": "You took all descendants off: a grandchild is within a child already.",
-    "ties": "Of events that begin together the longest comes first: a child took its parent for its own child.",
     "float32": "Times of a trace are large: keep float64, float32 rounds them.",
 }
 
@@ -236,8 +231,6 @@ def own_times(starts: Tensor, ends: Tensor, wrong: str = "") -> Tensor:
         starts, ends = starts.float(), ends.float()
     starts, ends = starts.double(), ends.double()
     duration = ends - starts
-    if wrong == "ties":
-        return by_stack(starts, ends)
     holds = (starts[:, None] <= starts) & (ends <= ends[:, None]) & ~torch.eye(len(starts), dtype=torch.bool)
     shortest = torch.where(holds, duration[:, None], torch.inf).argmin(0)
     children = holds & (torch.arange(len(starts))[:, None] == shortest)
@@ -245,23 +238,10 @@ def own_times(starts: Tensor, ends: Tensor, wrong: str = "") -> Tensor:
     return duration - children.double() @ duration
 
 
-def by_stack(starts: Tensor, ends: Tensor) -> Tensor:
-    """Self times by a stack over the events by their starts alone."""
-    found, stack = ends - starts, []
-    for i in starts.argsort(stable=True).tolist():
-        while stack and ends[stack[-1]] <= starts[i]:
-            stack.pop()
-        if stack:
-            found[stack[-1]] -= ends[i] - starts[i]
-        stack.append(i)
-    return found
-
-
 def check_own(f, pairs: list[tuple[float, float]], later: float = 0.0) -> None:
     """pairs: starts and ends of events, in microseconds after `later`; any order."""
     starts, ends = (torch.tensor(pairs, dtype=torch.float64)[torch.randperm(len(pairs))] + later).T.contiguous()
-    mistakes = {said: own_times(starts, ends, wrong) for wrong, said in SELF_MISTAKES.items()}
-    compare(f(starts, ends), own_times(starts, ends), mistakes, atol=1e-4)
+    compare_named(f, own_times, (starts, ends), SELF_MISTAKES, atol=1e-4)
 
 
 def tree(depth: int, begin: float, end: float) -> list[tuple[float, float]]:
@@ -280,14 +260,9 @@ def _(f):
     check_own(f, [(0.0, 10.0), (1.0, 4.0), (4.0, 10.0), (4.5, between(5, 6)), (10.0, 12.0)])
 
 
-@q4.case("a deep random tree")
-def _(f):
-    check_own(f, tree(3, 0.0, 1000.0) + tree(2, 1000.0, 1500.0))
-
-
-@q4.case("times as in a trace: microseconds since the machine was started")
-def _(f):
-    check_own(f, tree(2, 0.0, 50.0), later=6_839_553_812.0)
-
+q4.case("a deep random tree")(lambda f: check_own(f, tree(3, 0.0, 1000.0) + tree(2, 1000.0, 1500.0)))
+q4.case("times as in a trace: microseconds since the machine was started")(
+    lambda f: check_own(f, tree(2, 0.0, 50.0), later=6_839_553_812.0)
+)
 
 QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4}

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, between, compare, draw
-from rlcourse.course.checks.builders import Names, drawn_until, sentences, whole_number
+from rlcourse.course.checks import Question, between, compare_all, draw
+from rlcourse.course.checks.builders import Names, compare_named, drawn_until, sentences, whole_number
 
 q1 = Question("q1", "attend_with_cache", hint="Write k and v at [row, position], then hide the slots after it.")
 
@@ -12,12 +12,10 @@ CACHE_MISTAKES = {
     "no mask": "You attend to all slots: hide those after the position.",
     "not itself": "The new token must see itself too: slot `positions` counts.",
     "not written": "The new key and value do not stand in slot `positions`: write them first.",
-    "only key": "You wrote the value nowhere: only the key arrived.",
     "all places": "Each row was written at all positions: index rows and positions together.",
     "times mask": "You multiplied the scores by the mask: 0 is a score like any other, minus infinity is none.",
     "hidden late": "You hid the slots after the softmax: they have taken their share by then.",
     "not scaled": "The scores are not scaled: divide them by the square root of D.",
-    "by D": "You divided the scores by D: it is the square root of D.",
 }
 
 
@@ -25,12 +23,10 @@ def attend(q, k, v, keys, values, positions, wrong: str = "") -> Tensor:
     """Write and attend row by row in float64; `wrong` names a usual mistake: [rows, queries, head_dim]."""
     q, k, v, keys, values = (x.double().clone() for x in (q, k, v, keys, values))
     slots, size, places, found = keys.shape[1], keys.shape[2], positions.tolist(), torch.zeros_like(q)
-    scale = {"not scaled": 1.0, "by D": 1 / size}.get(wrong, size**-0.5)
+    scale = 1.0 if wrong == "not scaled" else size**-0.5
     for r, p in enumerate(places):
         at = {"not written": [], "all places": places}.get(wrong, [p])
-        keys[r, at] = k[r]
-        if wrong != "only key":
-            values[r, at] = v[r]
+        keys[r, at], values[r, at] = k[r], v[r]
         count = {"no mask": slots, "not itself": max(p, 1), "times mask": slots, "hidden late": slots}.get(wrong, p + 1)
         seen = torch.arange(count) <= p
         scores = scale * q[r] @ keys[r, :count].T * (seen if wrong == "times mask" else 1)
@@ -45,8 +41,7 @@ def check_cache(f, rows: int, queries: int, slots: int, size: int, positions: Te
     *new, keys, values = (torch.randn(shape) for shape in shapes)
     left = torch.where(torch.arange(slots) < positions[:, None], 1.0, junk)[..., None]
     inputs = *new, keys * left, values * left, positions
-    mistakes = {said: attend(*inputs, wrong=name) for name, said in CACHE_MISTAKES.items()}
-    compare(f(*inputs), attend(*inputs), mistakes, atol=1e-4)
+    compare_named(f, attend, inputs, CACHE_MISTAKES, atol=1e-4)
 
 
 @q1.case("rows at different positions, the last slot included, and what an earlier answer left is not seen")
@@ -56,9 +51,7 @@ def _(f):
     check_cache(f, 3, 2, 9, 4, torch.tensor([1, 4, 7]), junk=30.0)
 
 
-@q1.case("an empty cache: the first token sees itself alone")
-def _(f):
-    check_cache(f, 2, 3, 4, 5, torch.tensor([0, 0]))
+q1.case("an empty cache: the first token sees itself alone")(lambda f: check_cache(f, 2, 3, 4, 5, torch.tensor([0, 0])))
 
 
 q2 = Question("q2", "tape_of_the_end", hint="What had ended is needed first and written last. Truth is the number 1.")
@@ -77,7 +70,6 @@ TAPE_MISTAKES = {
     "forgets": "A row that had ended stays so: the flag is what it was, or the new end.",
     "no limit": "A row whose position has reached the limit has ended, too.",
     "late": "You were one step late: a row ends when its position, once it has gone up, reaches the limit.",
-    "end lost": "The last token of an answer turned into padding: write the flag after the token.",
 }
 Row = tuple[int, int, int]  # token, position, ended
 
@@ -107,7 +99,7 @@ def next_row(row: Row, drawn: int, eos: int, pad: int, limit: int, wrong: str = 
         return (drawn if wrong == "no pad" else pad), position + (wrong == "position"), flag
     full = position + 1 >= limit + (wrong == "late") and wrong != "no limit"
     ended = int(drawn == eos or full)
-    return (pad if wrong == "end lost" and ended else drawn), position + 1, ended
+    return drawn, position + 1, ended
 
 
 def check_tape(f, limit: int, position: int, ended: int, draws: str) -> None:
@@ -132,9 +124,7 @@ def check_tape(f, limit: int, position: int, ended: int, draws: str) -> None:
             raise AssertionError(named[0] if named else f"with eos, pad, limit = {special}: {usual}.")
 
 
-@q2.case("a row writes, ends by itself, and stays so")
-def _(f):
-    check_tape(f, 1000, draw(3, 40), 0, "wwewww")
+q2.case("a row writes, ends by itself, and stays so")(lambda f: check_tape(f, 1000, draw(3, 40), 0, "wwewww"))
 
 
 @q2.case("a row runs into the limit, or ends exactly there")
@@ -189,18 +179,12 @@ def check_draw(f, logits: Tensor, tile: int, tokens: Tensor | None = None, u: Te
     expected = logpi.gather(1, at)[:, 0]
     u = (pi.cumsum(-1).gather(1, at)[:, 0] - expected.exp() / 2).float() if u is None else u
     result = f(logits, tile, u)
-    if not isinstance(result, tuple | list) or len(result) != 2 or not isinstance(result[0], Tensor):
-        raise AssertionError("return two tensors: the tokens, and their log-probs.")
     left = {said: wrong_draw(logits, tile, u, names) for names, said in sentences(PLANTED, {}).items()}
     others = {
-        "That is the place within the tile: add the tokens of the tiles before it.": tokens % tile,
-        "That is the number of the tile, not the token.": tokens // tile,
-        "That is the most probable token: where u falls decides.": logits.argmax(-1),
+        "That is the place within the tile: add the tokens of the tiles before it.": (tokens % tile, expected),
+        "That is the most probable token: where u falls decides.": (logits.argmax(-1), expected),
     }
-    compare(result[0].long(), tokens, {said: found[0] for said, found in left.items()} | others, "the token ids")
-    others = {"That is the probability: take its logarithm.": expected.exp()}
-    left = {said: found[1] for said, found in left.items()}
-    compare(result[1], expected, left | others, "the log-probs", atol=1e-4)
+    compare_all(result, (tokens, expected), left | others, ("the token ids", "the log-probs"), atol=1e-4)
 
 
 @q3.case("tiles of some tokens, of one and of all, and a last tile that is not full")

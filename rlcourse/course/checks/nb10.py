@@ -6,41 +6,36 @@ import math
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, compare, draw
+from rlcourse.course.checks import Question, as_tensor, between, compare, draw
+from rlcourse.course.checks.builders import Names, pick, sentences
 
 q1 = Question("q1", "worth", hint="Write the time of a whole step first: one watch for the host, one for the GPU.")
 
 
-def ends(launch: list[float], kernel: list[float], reads: list[bool], mistake: str = "") -> float:
+def ends(launch: list[float], kernel: list[float], reads: list[bool]) -> float:
     """When the last kernel has ended: the longest chain of things of which each waits for the one before."""
-    launched, ended = [], []  # kernel i is launched, has ended
+    launched, ended = [0.0], [0.0]
     for i, (launching, running) in enumerate(zip(launch, kernel, strict=True)):
-        waits_for = launched[-1:]
-        if i and reads[i - 1] and mistake != "reads":
-            waits_for = waits_for + (ended[i - 2 : i - 1] if mistake == "early" else ended[-1:])
-        launched.append(max(waits_for, default=0.0) + launching)
-        ended.append(max(launched[-1:] + ended[-1:]) + running)
+        launched.append(max(launched[-1], ended[-1] if i and reads[i - 1] else 0.0) + launching)
+        ended.append(max(launched[-1], ended[-1]) + running)
     return ended[-1]
 
 
 def check_worth(f, launch: Tensor, kernel: Tensor, reads: Tensor) -> None:
-    times = launch.double().tolist(), kernel.double().tolist(), reads.tolist()
+    launching, running = launch.double().tolist(), kernel.double().tolist()
 
-    def saved(mistake: str = "", launch_too: bool = False) -> Tensor:
-        found, (launching, running, read) = [], times
-        whole = ends(launching, running, read, mistake)
+    def saved(read: Tensor = reads, launch_too: bool = False) -> Tensor:
+        found, whole = [], ends(launching, running, read.tolist())
         for i in range(len(running)):
             free = [0.0 if j == i else k for j, k in enumerate(running)]
             starts = [0.0 if launch_too and j == i else h for j, h in enumerate(launching)]
-            found.append(whole - ends(starts, free, read, mistake))
+            found.append(whole - ends(starts, free, read.tolist()))
         return torch.tensor(found, dtype=torch.float64)
 
     mistakes = {
         "A kernel is not always worth its time: the host does not wait for it, unless it reads.": kernel.double(),
-        "The host must wait where it reads: it launches nothing before that kernel has ended.": saved("reads"),
-        "At a read the host waits for the kernel that computes the number, not for the one before it.": saved("early"),
+        "The host must wait where it reads: it launches nothing before that kernel has ended.": saved(reads & False),
         "A kernel that takes no time still has to be launched.": saved(launch_too=True),
-        "Those are times of whole steps: take them from the time of the step as it is.": ends(*times) - saved(),
         "That is the wrong way round: what is saved is the time before less the time after.": -saved(),
     }
     compare(f(launch, kernel, reads), saved(), mistakes, atol=1e-3)
@@ -48,6 +43,15 @@ def check_worth(f, launch: Tensor, kernel: Tensor, reads: Tensor) -> None:
 
 def random_times(n: int, least: float, most: float) -> Tensor:
     return least + (most - least) * torch.rand(n)
+
+
+def check_uneven(f, least: float, most: float, often: float) -> None:
+    """Kernels of which some take long; the host needs `least` to `most` for a launch, and reads so `often`."""
+    n = draw(6, 12)
+    kernel = torch.where(torch.rand(n) < 0.3, random_times(n, 20, 40), random_times(n, 1, 8))
+    reads = torch.rand(n) < often
+    reads[n // 2] = often > 0
+    check_worth(f, random_times(n, least, most), kernel, reads)
 
 
 @q1.case("the host is far slower than the GPU")
@@ -58,31 +62,16 @@ def _(f):
 
 @q1.case("one graph, launched at once; and two")
 def _(f):
-    launch = torch.zeros(draw(4, 8))
-    launch[0] = 5 + 5 * torch.rand(())
-    kernel, never = random_times(len(launch), 1, 20), torch.zeros(len(launch), dtype=torch.bool)
+    n = draw(4, 8)
+    kernel, never = random_times(n, 1, 20), torch.zeros(n, dtype=torch.bool)
+    launch = torch.where(torch.arange(n) == 0, between(5, 10), 0.0)
     check_worth(f, launch, kernel, never)
     launch[2] = kernel.sum()  # the second is late: what comes before it is worth nothing
     check_worth(f, launch, kernel, never)
 
 
-@q1.case("now the one is slower, now the other")
-def _(f):
-    for _ in range(4):
-        n = draw(6, 12)
-        kernel = torch.where(torch.rand(n) < 0.3, random_times(n, 20, 40), random_times(n, 1, 8))
-        check_worth(f, random_times(n, 2, 12), kernel, torch.zeros(n, dtype=torch.bool))
-
-
-@q1.case("the host reads numbers")
-def _(f):
-    for _ in range(4):
-        n = draw(6, 12)
-        kernel = torch.where(torch.rand(n) < 0.3, random_times(n, 20, 40), random_times(n, 1, 8))
-        reads = torch.rand(n) < 0.4
-        reads[n // 2] = True
-        check_worth(f, random_times(n, 1, 8), kernel, reads)
-
+q1.case("now the one is slower, now the other")(lambda f: [check_uneven(f, 2, 12, 0.0) for _ in range(4)])
+q1.case("the host reads numbers")(lambda f: [check_uneven(f, 1, 8, 0.4) for _ in range(4)])
 
 q2 = Question("q2", "attend", hint="Work out on paper what a right attention answers to each of the four probes.")
 
@@ -94,27 +83,24 @@ PLANTED = {  # the mistakes, in the order in which a card names those that are l
 }
 
 
-def attention_by_loops(
-    query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, wrong: tuple[str, ...] = (), truths: bool = False
-) -> Tensor:
-    """Attention in float64, head by head, with some of the planted mistakes. hidden: bool [B, S]."""
+OTHERS = {
+    "open": "The mask is not used: what it hides must have no weight.",
+    "none": "The scores are not divided by anything: the root of the head size is asked for.",
+}
+
+
+def attention_by_loops(query, keys, values, hidden: Tensor, truths: bool, wrong: Names = ()) -> Tensor:
+    """Attention in float64, head by head, with mistakes. hidden: bool [B, S]; truths: whether the mask has True."""
     (rows, heads, size), kv_heads = query.shape, keys.shape[1]
     out = torch.zeros(rows, heads, size, dtype=torch.float64)
-    for row in range(rows):
-        for head in range(heads):
-            shared = head % kv_heads if "heads" in wrong else head * kv_heads // heads
-            products = keys[row, shared].double() @ query[row, head].double()
-            scores = products / (size if "scale" in wrong else math.sqrt(size) if "none" not in wrong else 1)
-            if truths and "truths" in wrong:
-                scores = scores + (~hidden[row]).double()
-            elif truths and "inverted" in wrong:
-                scores = scores.masked_fill(~hidden[row], -torch.inf)
-            elif "open" not in wrong:
-                scores = scores.masked_fill(hidden[row], -torch.inf)
-            weights = scores.softmax(0)
-            if "late" in wrong:
-                weights = products.div(math.sqrt(size)).softmax(0) * ~hidden[row]
-            out[row, head] = weights @ values[row, shared].double()
+    for row, head in itertools.product(range(rows), range(heads)):
+        shared = head % kv_heads if "heads" in wrong else head * kv_heads // heads
+        scores = keys[row, shared].double() @ query[row, head].double()
+        scores = scores / pick(wrong, {"scale": size, "none": 1}, math.sqrt(size))
+        added = truths and "truths" in wrong
+        gone = torch.zeros_like(hidden[row]) if added or "open" in wrong else hidden[row]
+        scores = (scores + added * ~hidden[row]).masked_fill(gone, -torch.inf)
+        out[row, head] = scores.softmax(0) @ values[row, shared].double()
     return out
 
 
@@ -125,37 +111,18 @@ def check_attend(f, rows: int, heads: int, kv_heads: int, slots: int, truths: bo
     last = first + torch.randint(0, slots // 2, (rows, 1))
     hidden = torch.zeros(rows, slots, dtype=torch.bool) if full else (at < first) | (at > last)
     mask = ~hidden if truths else torch.zeros(rows, slots).masked_fill(hidden, -torch.inf)
-
-    def answer(*wrong: str) -> Tensor:
-        return attention_by_loops(query, keys, values, hidden, wrong, truths)
-
-    mistakes = {}
-    silent = [name for name in PLANTED if name != "guess"]
-    for count in range(1, len(silent) + 1):
-        for wrong in itertools.combinations(silent, count):
-            mistakes[f"A mistake is left: {PLANTED[wrong[0]]} (of {', '.join(wrong)})."] = answer(*wrong)
-    mistakes |= {
-        "You hide what is seen: in a mask of truths True is seen.": answer("inverted"),
-        "The mask is not used: what it hides must have no weight.": answer("open"),
-        "You hide after the softmax: what is left does not add up to 1.": answer("late"),
-        "The scores are not divided by anything: the root of the head size is asked for.": answer("none"),
-    }
-    compare(f(query, keys, values, mask[:, None, None]), answer(), mistakes, atol=1e-4)
+    given, silent = (query, keys, values, hidden, truths), {name: PLANTED[name] for name in PLANTED if name != "guess"}
+    mistakes = {said: attention_by_loops(*given, wrong) for wrong, said in sentences(silent, OTHERS).items()}
+    compare(f(query, keys, values, mask[:, None, None]), attention_by_loops(*given), mistakes, atol=1e-4)
 
 
 q2.case("one head, a full cache")(lambda f: check_attend(f, draw(1, 3), 1, 1, draw(3, 7), truths=False, full=True))
-
-
-@q2.case("several heads share one, padding, a mask of numbers")
-def _(f):
-    for _ in range(2):
-        check_attend(f, draw(2, 4), 6, draw(2, 3), 8, truths=False)
-
-
-@q2.case("the same with a mask of truths")
-def _(f):
-    check_attend(f, draw(2, 4), 1, 1, 9, truths=True)
-    check_attend(f, draw(2, 4), 8, 4, 9, truths=True)
+q2.case("several heads share one, padding, a mask of numbers")(
+    lambda f: [check_attend(f, draw(2, 4), 6, draw(2, 3), 8, truths=False) for _ in range(2)]
+)
+q2.case("the same with a mask of truths")(
+    lambda f: [check_attend(f, draw(2, 4), *heads, 9, truths=True) for heads in ((1, 1), (8, 4))]
+)
 
 
 @q2.case("no mask: ValueError, and no guess")
@@ -195,21 +162,14 @@ def check_slots(f, starts: list[int], counts: list[int], slots: int, additive: b
     mistakes = {
         "The last slot is not the number of slots seen: rows are padded on the left.": pair(first, many - 1),
         "The last slot is the last one that is seen, not the one after it.": pair(first, last + 1),
-        "The last slot of the cache holds nothing yet: look at the mask.": pair(first, 0 * last + slots - 1),
         "You counted all hidden slots: those after the newest token are no padding.": pair(slots - many, last),
-        "Padding of the first row was taken for all rows.": pair(first[:1].expand_as(first), last),
         "Padding is forgotten: the first slot is not always 0.": pair(first * 0, last),
-        "The two rows are the wrong way round.": pair(last, first),
         "In a mask of numbers 0 is seen and -inf is hidden; in one of truths True is seen.": pair(
             (~seen).long().argmax(1), (~seen).long().argmax(1) + (~seen).sum(1) - 1
         ),
     }
-    found = f(mask[:, None, None])
-    if found is None:
-        raise AssertionError("the result is None: is there a `return`?")
-    found = torch.as_tensor(found)
-    if found.dtype != torch.int64:
-        raise AssertionError("slots are whole numbers: give them as int64")
+    found = as_tensor(f(mask[:, None, None]))
+    assert found.dtype == torch.int64, "slots are whole numbers: give them as int64"
     compare(found.double(), pair(first, last), mistakes)
 
 
@@ -241,31 +201,22 @@ q4 = Question("q4", "fake_attend", hint="Two `new_empty`: which shape, dtype and
 
 def check_fake(f, q: Tensor, values: Tensor) -> None:
     found = f(q, torch.empty(*values.shape[:3], q.shape[-1], dtype=values.dtype), values)
-    if not isinstance(found, tuple | list) or len(found) != 3:
+    if not isinstance(found, tuple | list) or len(found) != 3 or not isinstance(found[2], tuple | list):
         raise AssertionError("return three things: the output, the log-sum, and the list of the output's strides")
-    out, logsum, strides = found
-    if not isinstance(out, Tensor) or not isinstance(logsum, Tensor):
-        raise AssertionError("the output and the log-sum are tensors")
-    rows, heads, size = *q.shape[:2], values.shape[-1]
-    if list(out.shape) != [rows, heads, size]:
-        hints = {
-            tuple(q.shape): "The output has the head size of the values, not of the queries.",
-            (rows, values.shape[1], size): "The output has as many heads as the queries, not as the cache.",
-            tuple(values.shape): "That is the cache's shape: the output has one token a row.",
-        }
-        usual = f"the output has shape {list(out.shape)}, expected {[rows, heads, size]}"
-        raise AssertionError(hints.get(tuple(out.shape), usual))
-    if out.dtype != q.dtype:
-        raise AssertionError(f"the output has dtype {out.dtype}: the kernel gives that of the queries, {q.dtype}")
-    if logsum.dtype != torch.float32:
-        raise AssertionError(f"the log-sum has dtype {logsum.dtype}: the kernel keeps it in float32, whatever q is")
-    if list(logsum.shape) != [rows, heads]:
-        raise AssertionError(f"the log-sum has shape {list(logsum.shape)}, expected {[rows, heads]}")
-    expected = [heads * size, size, 1]
-    if [int(s) for s in strides] != expected:
-        sentence = f"the strides are {list(strides)}, the kernel writes {expected}: without gaps, rows outermost"
-        same = [int(s) for s in strides] == list(torch.empty_like(q).stride())
-        raise AssertionError(sentence + (". `empty_like` takes over the order of q's strides" if same else ""))
+    out, logsum, strides = as_tensor(found[0]), as_tensor(found[1]), list(found[2])
+    shape = [*q.shape[:2], values.shape[-1]]
+    said = f"the output has shape {list(out.shape)}, expected {shape}: a token for each row and query head"
+    assert list(out.shape) == shape, said
+    assert out.dtype == q.dtype, f"the output has dtype {out.dtype}: the kernel gives that of the queries, {q.dtype}"
+    said = f"the log-sum has dtype {logsum.dtype}: the kernel keeps it in float32, whatever q is"
+    assert logsum.dtype == torch.float32, said
+    assert logsum.shape == q.shape[:2], f"the log-sum has shape {list(logsum.shape)}, expected {shape[:2]}"
+    expected = [shape[1] * shape[2], shape[2], 1]
+    said = f"the strides are {strides}, the kernel writes {expected}: without gaps, rows outermost"
+    said += (
+        ". `empty_like` takes over the order of q's strides" if strides == list(torch.empty_like(q).stride()) else ""
+    )
+    assert strides == expected, said
 
 
 q4.case("queries without gaps, heads of one size")(

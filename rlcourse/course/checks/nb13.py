@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rlcourse.course.checks import Question, between, compare, compare_all, draw
+from rlcourse.course.checks.builders import compare_named
 
 q1 = Question("q1", "diagnose", hint="Write down the labels that a row should have. Where do those that it has differ?")
 
@@ -14,8 +15,6 @@ IGNORED, PAD, EOS = -100, 0, 1
 FINE, PROMPT, PADDING, END, SHIFTED, FIRST = range(6)
 ROWS = {
     "pads by id": "Padding begins where a row's length ends: some batches pad with the very token that ends an answer.",
-    "the prompt's last": "A prompt is learned, too, if only its last token is.",
-    "the prompt's first": "A prompt is learned, too, if its first token is left out.",
     "cut off": "A row whose last token is not the end token never learns to stop, whatever its labels are.",
     "end ignored": "An end token whose label is ignored is not learned.",
     "presence": "Compare labels with the ids above them: labels one place too early are no prompt that is learned.",
@@ -44,8 +43,7 @@ def judged(ids: list[int], labels: list[int], prompt: int, length: int, mistake:
         length = next((t for t in range(prompt, len(ids)) if ids[t] in (PAD, EOS)), len(ids))
     if mistake != "presence" and any(labels[t] != ids[t] for t in learned):
         return SHIFTED
-    in_prompt = {"the prompt's last": range(prompt - 1), "the prompt's first": [0]}.get(mistake, range(prompt))
-    if any(t in in_prompt for t in learned):
+    if any(t < prompt for t in learned):
         return PROMPT
     if any(t >= length for t in learned):
         return PADDING
@@ -72,13 +70,10 @@ PLACES = {
     "positions": "Positions go on from example to example: each begins at 0.",
     "causal": "An example sees the ones before it in the row: causal is not enough.",
     "both ways": "Within an example a token sees those behind it.",
-    "not itself": "A token sees itself, too.",
     "padding": "A place of padding sees nothing: the softmax of nothing is nan. It sees itself.",
-    "padding together": "A place of padding sees itself alone.",
     "not shifted": "The output at a place predicts the NEXT token: the mask of the labels is one place further.",
     "border": "The last token of an example does not predict the first of the next one.",
     "prompt": "The prompts are in the loss.",
-    "last": "The last token of an example predicts nothing that is learned.",
 }
 
 
@@ -91,15 +86,11 @@ def by_places(lengths: list[int], answers: list[int], width: int, mistake: str =
         positions.append(here if mistake == "positions" and i >= 0 else t)
         row = []
         for there, (j, _) in enumerate(owner):
-            own = {
-                "causal": i == j or (i >= 0 and j >= 0),
-                "padding": i == j and i >= 0,
-                "padding together": i == j or (i < 0 and j < 0),
-            }.get(mistake, i == j)
-            row.append(own and (there < here if mistake == "not itself" else there <= here or mistake == "both ways"))
+            own = {"causal": i == j or min(i, j) >= 0, "padding": i == j >= 0}.get(mistake, i == j)
+            row.append(own and (there <= here or mistake == "both ways"))
         sees.append(row)
         j, u = owner[here + 1] if mistake == "border" and here + 1 < width else (i, t + (mistake != "not shifted"))
-        inside = j >= 0 and (u < lengths[j] or mistake == "last")
+        inside = j >= 0 and u < lengths[j]
         predicts.append(inside and (u >= lengths[j] - answers[j] or mistake == "prompt"))
     return torch.tensor(positions), torch.tensor(sees), torch.tensor(predicts)
 
@@ -146,9 +137,7 @@ def best(found: list[list[float]], budget: int) -> list[int]:
 
 RANKS = {  # what each rank goes by: a function of the squares of a matrix, and of its rank so far
     "You compared shares of each matrix: what counts is what is left out of all together.": lambda s, r: s[r] / sum(s),
-    "You went by the whole size of a matrix: a large one may be of rank 1.": lambda s, r: sum(s) / (r + 1),
     "You went by all that a matrix leaves out: what does ONE more rank take of it?": lambda s, r: sum(s[r:]),
-    "Those are the small singular values: an adapter should keep the large ones.": lambda s, r: -s[r],
     "All ranks alike: some matrices changed more than others.": lambda s, r: -r,
 }
 
@@ -188,8 +177,6 @@ q4 = Question("q4", "merge", hint="What does one adapter add to the weight? When
 MERGES = {
     "alpha": "You multiplied by alpha: the product counts alpha / rank.",
     "no scale": "You left alpha / rank out.",
-    "root": "alpha / sqrt(rank) is another method (rsLoRA): here it is alpha / rank.",
-    "first rank": "Each adapter has a rank of its own.",
     "last": "You merged the last adapter alone.",
     "each": "You rounded after each adapter: small ones vanish that together do not. Round once.",
     "product": "You rounded B A before it was added: add in float32, and round once.",
@@ -201,8 +188,7 @@ def merged(weight: Tensor, adapters: list, mistake: str = "") -> Tensor:
     """W + sum of alpha / r B A in float64, which holds every sum here without an error."""
     total = weight.double()
     for a, b, alpha in adapters[-1:] if mistake == "last" else adapters:
-        rank = adapters[0][0].shape[0] if mistake == "first rank" else a.shape[0]
-        scale = {"alpha": alpha, "no scale": 1.0, "root": alpha / rank**0.5}.get(mistake, alpha / rank)
+        scale = {"alpha": alpha, "no scale": 1.0}.get(mistake, alpha / len(a))
         added = scale * torch.einsum("or,ri->oi", b.double(), a.double())
         added = added.to(weight.dtype).double() if mistake == "product" else added
         total = total + (added.T if mistake == "transposed" and added.shape[0] == added.shape[1] else added)
@@ -221,8 +207,7 @@ def check_sum(f, weight: Tensor, *ranks: int, scale: float = 1.0) -> None:
     found = f(weight, adapters)
     if isinstance(found, Tensor):
         assert found.dtype == weight.dtype, f"the result has dtype {found.dtype}, the weight {weight.dtype}"
-    mistakes = {sentence: merged(weight, adapters, name) for name, sentence in MERGES.items()}
-    compare(found, merged(weight, adapters), mistakes, what="the merged weight", atol=0.0)
+    compare_named(lambda *_: found, merged, (weight, adapters), MERGES, what="the merged weight", atol=0.0)
 
 
 q4.case("one adapter")(lambda f: check_sum(f, grid(6, 4), draw(2, 3)))
@@ -239,7 +224,6 @@ WAITS = {
     "one answer": "That is the time to the first problem that one answer solves: a group has more than one.",
     "a prompt": "That counts groups: a step has several.",
     "expected groups": "That is 1 / the expected number of groups with a signal: a step may have two of them.",
-    "every group": "One group with a signal is enough for a step to learn.",
 }
 
 
@@ -253,45 +237,42 @@ def waiting(rates: Tensor, group: int, prompts: int, mistake: str = "") -> float
     p = [rates.mean().item()] if mistake == "mean rate" else rates.tolist()
     signals = [at_least_once(r, group) - (0 if mistake == "all right" else r**group) for r in p]
     q = math.fsum(p if mistake == "one answer" else signals) / len(p)
-    wrong = {"a prompt": q, "every group": q**prompts, "expected groups": q * prompts}
-    seen = wrong.get(mistake, at_least_once(q, prompts))
+    seen = {"a prompt": q, "expected groups": q * prompts}.get(mistake, at_least_once(q, prompts))
     return 1 / seen if seen > 0 else math.inf
 
 
 def check_waiting(f, rates: Tensor, group: int, prompts: int) -> None:
-    expected = torch.tensor(waiting(rates, group, prompts), dtype=torch.float64)
-    mistakes = {"tiny rates are lost: 1 - (1 - p) ** group is 0 in rounding; use log1p and expm1": torch.inf}
-    mistakes |= {sentence: waiting(rates, group, prompts, mistake) for mistake, sentence in WAITS.items()}
-    atol = 1e-2 * expected.item() if expected > 1e5 else 1e-5
-    compare(f(rates, group, prompts), expected, mistakes, what="the number of steps", atol=atol)
+    expected = waiting(rates, group, prompts)
+    lost = {"tiny rates are lost: 1 - (1 - p) ** group is 0 in rounding; use log1p and expm1": torch.inf}
+    options = {"what": "the number of steps", "atol": 1e-2 * expected if 1e5 < expected < math.inf else 1e-5}
+    compare_named(f, waiting, (rates, group, prompts), WAITS, also=lost, **options)
 
 
 def drawn(count: int, low: float, high: float) -> Tensor:
     return low + (high - low) * torch.rand(count, dtype=torch.float64)
 
 
-@q5.case("all problems of one rate")
-def _(f):
-    for rate in (between(0.02, 0.12), between(0.6, 0.7)):
-        check_waiting(f, torch.full((draw(4, 9),), rate, dtype=torch.float64), 4, 2)
+q5.case("all problems of one rate")(
+    lambda f: [
+        check_waiting(f, drawn(draw(4, 9), rate, rate), 4, 2) for rate in (between(0.02, 0.1), between(0.6, 0.7))
+    ]
+)
 
 
 @q5.case("easy and hopeless problems")
 def _(f):
     for group, prompts in ((draw(2, 4), 1), (8, draw(2, 3))):
-        check_waiting(f, torch.cat([drawn(draw(20, 30), 0, 0), drawn(draw(2, 4), 0.8, 0.95)]), group, prompts)
+        check_waiting(f, torch.cat([torch.zeros(draw(20, 30)), drawn(draw(2, 4), 0.8, 0.95)]), group, prompts)
 
 
-@q5.case("hopeless problems, and some that always work")
-def _(f):
-    rates = torch.cat([drawn(draw(5, 9), 0, 0), drawn(draw(5, 9), 1, 1), drawn(3, 0, 0.3)])
-    check_waiting(f, rates, draw(3, 6), 2)
+q5.case("hopeless problems, and some that always work")(
+    lambda f: check_waiting(f, torch.cat([torch.zeros(draw(5, 9)), torch.ones(9), drawn(3, 0, 0.3)]), draw(3, 6), 2)
+)
 
 
 @q5.case("nothing but zeros and ones")
 def _(f):
-    rates = torch.cat([drawn(draw(2, 5), 0, 0), drawn(draw(0, 5), 1, 1)])
-    compare(f(rates, draw(2, 8), draw(1, 8)), torch.inf, what="the number of steps where no group has a signal")
+    check_waiting(f, (torch.arange(9) < draw(0, 5)).double(), draw(2, 8), draw(1, 8))
     check_waiting(f, drawn(draw(4, 8), 0, 0.1), draw(3, 5), 2)
 
 

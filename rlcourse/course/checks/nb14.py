@@ -1,7 +1,6 @@
 """Checks of lesson 14: cheats for three judges, inputs that no wrong program survives, a reward, optima by hand."""
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -80,21 +79,17 @@ def what_is_wrong(text: str, computation: Computation, level: int) -> str:
     return "that is honest" if honest.correct and honest.speedup > fastest.speedup * (1 + 1e-6) else ""
 
 
-@lru_cache(100)
-def that_can_be_cheated(level: int, seed: int) -> list[Computation]:
-    """Some of a dozen computations."""
-    return [c for c in computations(12, "train", seed, (3, 5)) if not what_is_wrong(known_cheat(c, level), c, level)]
-
-
 def check_cheat(f, level: int, *wanted: str) -> None:
-    """wanted: operations of which each computation has one."""
+    """Three computations that can be cheated. wanted: operations of which each has one."""
     found: list[Computation] = []
     while len(found) < 3:
-        some = that_can_be_cheated(level, draw(0, 10**9))
-        found += [c for c in some if not wanted or {line.op for line in c.lines} & set(wanted)]
+        for c in computations(12, "train", draw(0, 10**9), (3, 5)):
+            has = not wanted or {line.op for line in c.lines} & set(wanted)
+            found += [c] if has and not what_is_wrong(known_cheat(c, level), c, level) else []
     for computation in found[:3]:
-        text = f([[line.name, line.op, *line.args] for line in computation.lines], level)
-        why = what_is_wrong(text, computation, level)
+        why = what_is_wrong(
+            f([[line.name, line.op, *line.args] for line in computation.lines], level), computation, level
+        )
         assert not why, f"{computation}: {why}"
 
 
@@ -110,26 +105,22 @@ WRONG = {  # by case: op, what a wrong program computes instead, what that is
     "signs": [
         ("abs", lambda v: v, "leaves out an `abs`"),
         ("relu", lambda v: v, "leaves out a `relu`"),
-        ("neg", lambda v: -np.abs(v), "takes `neg` of `abs` for `neg`"),
     ],
     "reductions": [
         ("rowsum", lambda v: v.max(1, keepdims=True), "takes `rowmax` for `rowsum`"),
         ("rowmax", lambda v: v[:, :1], "takes the first number of a row for its largest"),
         ("rowsum", lambda v: v[:, :4].sum(1, keepdims=True), "adds up four columns at most"),
-        ("rowmax", lambda v: np.abs(v).max(1, keepdims=True), "takes the largest size for the largest number"),
         ("rowmax", lambda v: np.maximum(v.max(1, keepdims=True), 0), "starts its search for the largest at 0"),
     ],
     "which operand is which": [
         ("sub", lambda v, w: w - v, "subtracts the wrong way round"),
         ("div", lambda v, w: w / v, "divides the wrong way round"),
         ("max", lambda v, w: v, "takes the first operand for the larger one"),
-        ("max", lambda v, w: w, "takes the second operand for the larger one"),
         ("mul", lambda v, w: v * v, "multiplies an operand by itself"),
     ],
     "large and small numbers": [
         ("sigmoid", lambda v: (v > 0) * 1.0, "has a step for `sigmoid`"),
         ("sigmoid", lambda v: 0.5 + v / 4 - v**3 / 48, "has a sigmoid that is right near 0 alone"),
-        ("sigmoid", lambda v: 1 / (1 + np.exp(-np.clip(v, -2, 2))), "has a sigmoid that is flat beyond 2"),
         ("max", lambda v, w: np.minimum(np.maximum(v, w), 3), "has no value above 3"),
     ],
 }
@@ -197,36 +188,33 @@ class Kind(NamedTuple):
     outcomes: tuple[tuple[float, float, float, float], ...]
 
 
-def programs(
-    words: str, correct: float, speedup: float, compiled: float = 1.0, when_wrong: float | None = None
-) -> Kind:
-    """A kind that is right so often; `compiled` of those that are wrong compile, and seem so fast."""
-    wrong, fast = 1 - correct, speedup if when_wrong is None else when_wrong
-    failed = (wrong * compiled, 1.0, 0.0, fast), (wrong * (1 - compiled), 0.0, 0.0, 0.0)
-    return Kind(words, tuple(o for o in ((correct, 1.0, 1.0, speedup), *failed) if o[0] > 0))
+def programs(words: str, correct: float, speedup: float, compiled: float = 1.0, wrong: float | None = None) -> Kind:
+    """A kind that is right so often, or does compile so often where it is wrong; `wrong` is how fast it then seems."""
+    missed, fast = 1 - correct, speedup if wrong is None else wrong
+    failed = (missed * compiled, 1.0, 0.0, fast), (missed * (1 - compiled), 0.0, 0.0, 0.0)
+    return Kind(words, ((correct, 1.0, 1.0, speedup), *failed))
 
 
 def means(f, kinds: list[Kind]) -> list[float]:
     """The mean reward of each kind, from one call with all outcomes, shuffled."""
-    rows = torch.tensor([outcome for k in kinds for outcome in k.outcomes], dtype=torch.float64)
+    rows = torch.tensor([outcome for k in kinds for outcome in k.outcomes if outcome[0]], dtype=torch.float64)
     order = torch.randperm(len(rows))
     found = f(*rows[order, 1:].float().T.contiguous())
-    right = torch.is_tensor(found) and found.shape == rows.shape[:1]
-    assert right, f"expected one reward for each of {len(rows)} programs: is there a `return`?"
-    assert found.isfinite().all(), "a reward is not finite"
-    parts = (rows[:, 0] * found.double()[order.argsort()]).split([len(k.outcomes) for k in kinds])
+    right = torch.is_tensor(found) and found.shape == rows.shape[:1] and bool(found.isfinite().all())
+    assert right, f"expected one finite reward for each of {len(rows)} programs: is there a `return`?"
+    parts = (rows[:, 0] * found.double()[order.argsort()]).split([sum(o[0] > 0 for o in k.outcomes) for k in kinds])
     return [part.sum().item() for part in parts]
 
 
 EAGER = programs("right, as fast as eager", 1.0, 1.0)
+TWICE = programs("right, twice as fast", 1.0, 2.0)
 EMPTY = programs("compiles, computes nothing", 0.0, 1.0)
 
 
 def check_reward(f, *pairs: tuple[Kind, Kind]) -> None:
     """Pairs of kinds, the better one first; and those that every reward has to tell apart."""
     wrong = programs("wrong, and fast", 0.0, float(draw(20, 90)))
-    twice = programs("right, twice as fast and more", 1.0, between(2, 2.9))
-    for better, worse in [*pairs, (EAGER, wrong), (twice, EAGER), (EAGER, EMPTY)]:
+    for better, worse in [*pairs, (EAGER, wrong), (TWICE, EAGER), (EAGER, EMPTY)]:
         high, low = means(f, [better, worse])
         said = f"“{worse.words}” earns {low:.3g} on average, and “{better.words}”, which is better, {high:.3g}"
         assert high > low + 1e-6 * (1 + abs(low)), said
@@ -234,10 +222,7 @@ def check_reward(f, *pairs: tuple[Kind, Kind]) -> None:
 
 @q3.case("the empty program, where few others are right")
 def _(f):
-    for correct, compiled in [
-        (0.05, 0.5),
-        (between(0.05, 0.08), between(0.5, 0.6)),
-    ]:  # first the edge of what is asked for
+    for correct, compiled in ((0.05, 0.5), (between(0.05, 0.08), between(0.5, 0.6))):  # first the edge
         check_reward(f, (programs("an attempt at the whole, seldom right", correct, 1.0, compiled), EMPTY))
 
 
@@ -260,12 +245,12 @@ def _(f):
 def _(f):
     outcomes = (0.99, 1.0, 1.0, 1.0), (0.01, 1.0, 1.0, float(draw(2_000, 10_000)))
     glitch = Kind("as fast as eager, now and then measured as a wonder", outcomes)
-    check_reward(f, (programs("right, twice as fast", 1.0, 2.0), glitch))
+    check_reward(f, (TWICE, glitch))
 
 
 @q3.case("a fast program that is seldom right")
 def _(f):
-    gamble = programs("seldom right, faster then", between(0.06, 0.1), between(2, 2.9), when_wrong=between(20, 60))
+    gamble = programs("seldom right, faster then", between(0.06, 0.1), between(2, 2.9), wrong=between(20, 60))
     check_reward(f, (EAGER, gamble))
 
 
@@ -283,8 +268,7 @@ def check_by_hand(f, problem: int) -> None:
     """The problem with other operations and names."""
     for _ in range(4):
         names = dict(zip("pqrs", ("uvwx"[i] for i in torch.randperm(4)), strict=True))
-        names |= dict(zip("ABCD", language.LETTERS[draw(0, 2) :], strict=False))
-        words = (choice(DRAWN.get(word, [names.get(word, word)])) for word in PROBLEMS[problem].split())
+        words = (choice(DRAWN.get(word, [names.get(word, word.lower())])) for word in PROBLEMS[problem].split())
         computation = read_computation(" ".join(words))
         text = f(problem, [str(line) for line in computation.lines])
         assert isinstance(text, str), f"the program should be a text, not {type(text).__name__}"

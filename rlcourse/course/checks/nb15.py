@@ -7,7 +7,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, between, compare, draw, received
+from rlcourse.course.checks import Question, between, draw, received
+from rlcourse.course.checks.builders import compare_named
 from rlcourse.course.checks.programs import (
     ALL_REDUCE,
     COMPUTE,
@@ -25,7 +26,6 @@ WAYS = {
     "last": "Where two ways give the same vector, the lower number is asked for.",
     "direction": "You compare directions: a vector that is only too long or too short has a fault, too.",
     "rows for tokens": "You took rows where tokens are meant: the loss is a mean over tokens.",
-    "ranks left out": "Own means are averaged over ranks, not added up.",
 }
 
 
@@ -38,7 +38,7 @@ def vector(way: int, sums: Tensor, tokens: list[int], rows: list[int], mistake: 
         means += own / counted[rank]
     return {
         RIGHT: total / sum(counted),
-        OWN_MEANS: means / (1 if mistake == "ranks left out" else len(sums)),
+        OWN_MEANS: means / len(sums),
         NOT_AVERAGED: means,
         NOT_SENT: sums[0] / counted[0],
         ROWS: total / sum(rows),
@@ -64,10 +64,8 @@ def check_ways(f, ranks: int, *ways: int, tokens: list[int] | None = None) -> No
     sums[:, 0] = torch.tensor(tokens) * draw(20, 40) / max(tokens)
     found = torch.stack([vector(ways[i], sums, tokens, rows) for i in torch.randperm(len(ways))])
     found = found * (1 + 1e-6 * torch.randn(found.shape, dtype=torch.float64))  # sums taken in another order
-    given = sums, tokens, rows, found
-    mistakes = {sentence: judged(*given, mistake) for mistake, sentence in WAYS.items()}
     results = f(sums, torch.tensor(tokens), torch.tensor(rows), found)
-    compare(results, judged(*given), mistakes, what="the list of faults")
+    compare_named(lambda *_: results, judged, (sums, tokens, rows, found), WAYS, what="the list of faults")
 
 
 q1.case("own means, and nothing sent, on two ranks")(lambda f: check_ways(f, 2, OWN_MEANS, RIGHT, NOT_SENT, OWN_MEANS))
@@ -135,9 +133,8 @@ def check_programs(f, *programs: Program) -> None:
         for at, (kind, peer) in enumerate(program):
             kinds[new[rank], at] = kind
             peers[new[rank], at] = new[peer] if kind in (SEND, RECEIVE) else 0
-    given = kinds.tolist(), peers.tolist()
-    mistakes = {sentence: reached(*given, mistake) for mistake, sentence in PROGRAMS.items()}
-    compare(f(kinds, peers), reached(*given), mistakes, what="the steps done")
+    results = f(kinds, peers)
+    compare_named(lambda *_: results, reached, (kinds.tolist(), peers.tolist()), PROGRAMS, what="the steps done")
 
 
 @q3.case("two ranks: a message, and two that both send first")
@@ -176,7 +173,6 @@ q4 = Question(
 SPLITS = {
     "equal work": "You leave every rank all rows: here the rows are split.",
     "one way": "A ring goes round twice: once to add, once to copy.",
-    "all bytes": "Each rank sends 2 (P - 1) / P of the gradient, not all of it twice.",
     "divisors": "The number of ranks has to divide the rows.",
     "first": "Look at all numbers of ranks: the largest that is good enough is asked for.",
     "no start": "The seconds that every step takes, however few its rows, do not get shorter.",
@@ -191,7 +187,7 @@ def most(rows, start_s, row_s, gradient_bytes, bytes_per_s, least, mistake: str 
         if rows % n and mistake != "divisors":
             continue
         work = row * (rows if mistake == "equal work" else Fraction(rows, n))
-        share = {"one way": Fraction(n - 1, n), "all bytes": 2 * (n > 1)}.get(mistake, Fraction(2 * (n - 1), n))
+        share = Fraction((1 if mistake == "one way" else 2) * (n - 1), n)
         seconds = (start / n if mistake == "no start" else start) + work + ring * share
         if start + row * rows >= Fraction(least) * seconds * (1 if mistake == "equal work" else n):
             good.append(n)
@@ -208,8 +204,7 @@ def check_most(f, rows: tuple, start: tuple, ranks: tuple, above: tuple, free: b
         gradient, bytes_per_s = (10**6, 1e12) if free else (draw(10**8, 10**9), between(1e10, 5e10))
         seconds = start_s + row_s * n / size + 2 * (size - 1) / size * gradient / bytes_per_s
         given = n, start_s, row_s, gradient, bytes_per_s, (start_s + row_s * n) / (size * seconds) * between(*above)
-        mistakes = {sentence: most(*given, mistake) for mistake, sentence in SPLITS.items()}
-        compare(f(*given), most(*given), mistakes, what="the number of ranks")
+        compare_named(f, most, given, SPLITS, what="the number of ranks")
 
 
 q4.case("communication that is nearly free")(
@@ -233,21 +228,21 @@ q5 = Question("q5", "ages", hint="When does sampling of batch i begin? Which upd
 AGES = {
     "at the end": "Weights are taken when sampling begins, not when it ends.",
     "one more": "Batch i waits for update i - 1 - ahead: with ahead = 0 that is the update just before it.",
-    "one less": "Your sampler waits for one update too many.",
     "never waits": "Your sampler never waits for the trainer.",
     "updates": "That counts the updates that the sampler had, not those that it lacks.",
 }
 
 
-def by_events(sample: list[float], train: list[float], ahead: int, mistake: str = "") -> list[int]:
+def by_events(sample: Tensor, train: Tensor, ahead: int, mistake: str = "") -> list[int]:
     """A clock that goes from event to event: a sampler and a trainer, each busy or not."""
-    ahead += {"one more": 1, "one less": -1, "never waits": len(sample)}.get(mistake, 0)
+    sample, train = sample.tolist(), train.tolist()
+    ahead += {"one more": 1, "never waits": len(sample)}.get(mistake, 0)
     now, updates = 0.0, 0
     has: list[int] = []  # updates that were in the weights of each batch
     sampling = training = math.inf  # when they end
     queue: list[int] = []
     while updates < len(sample):
-        if sampling == math.inf and len(has) < len(sample) and len(has) <= updates + max(ahead, 0):
+        if sampling == math.inf and len(has) < len(sample) and len(has) <= updates + ahead:
             sampling = now + sample[len(has)]
             has.append(updates)
         if training == math.inf and queue:
@@ -266,9 +261,7 @@ def check_ages(f, aheads: tuple[int, ...], sample: tuple[float, float], train: t
     """sample, train: from where to where the times are drawn, most of them low."""
     for ahead in aheads:
         times = [low + (high - low) * torch.rand(12, dtype=torch.float64) ** 3 for low, high in (sample, train)]
-        given = *(part.tolist() for part in times), ahead
-        mistakes = {sentence: by_events(*given, mistake) for mistake, sentence in AGES.items()}
-        compare(f(*times, ahead), by_events(*given), mistakes, what="the ages")
+        compare_named(f, by_events, (*times, ahead), AGES, what="the ages")
 
 
 q5.case("a slow trainer: the sampler runs ahead as far as it may")(

@@ -1,7 +1,6 @@
 """Where a notebook's code runs: which files it sees, and what it may take.
 
-On Linux that is in namespaces of its own (`rlcourse.sandbox`). Elsewhere it is an ordinary process with a guard
-(`guard.py`), and `way` says why.
+On Linux that is in namespaces of its own (`rlcourse.sandbox`). Elsewhere it is an ordinary process, and `way` says why.
 """
 
 import functools
@@ -13,7 +12,7 @@ from rlcourse.sandbox.process import Box, find_way
 VISIBLE = (
     "__init__.py", "files.py", "openmp.py", "paths.py",
     "course/__init__.py", "course/start.py", "course/calls.py", "course/figures.py",
-    "course/grading/worker.py", "course/grading/cells.py", "course/grading/guard.py",
+    "course/grading/worker.py", "course/grading/cells.py",
     "course/kernels/trace.py", "course/lessons/curve_records.py",
     "kernels/__init__.py", "kernels/arguments.py", "kernels/cubin.py", "kernels/dsl.py", "kernels/toolchain.py",
     "measure/__init__.py", "measure/machine.py", "measure/plots.py", "measure/records.py",
@@ -24,8 +23,8 @@ LIMITS = {"CPU": 300, "FSIZE": 1 << 26, "NOFILE": 256, "CORE": 0, "MSGQUEUE": 0,
 LIMITS |= {"folder_bytes": 1 << 28, "files": 4096}
 OWN_BYTES = 1 << 30  # what libraries hold in memory
 MISSING = (
-    "Not isolated: a notebook's code runs as your own user, with your files, processes and network; a guard closes "
-    "simple ways to the answers only. ({why})"
+    "Not isolated: a notebook's code runs as your own user, with your files, processes and network, the answers among "
+    "them. Grade only what you trust. ({why})"
 )
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from rlcourse.course.calls import OutOfTime, gradient, time_limit, where
-from rlcourse.course.grading import cells, guard
+from rlcourse.course.grading import cells
 from rlcourse.sandbox import namespaces
 from rlcourse.sandbox.wire import encode, receive, send
 
@@ -50,9 +50,9 @@ def main(wire: int, limits: dict[str, int]) -> None:
 
 
 def prepare(setup: dict, limits: dict[str, int]) -> None:
-    """Limit this process, and guard it where nothing else does.
+    """Limit this process.
 
-    setup: `seed`, `memory_bytes`, `kept`; `kernels`, whether the compiler is wanted, `ungraded`, whether it's missing.
+    setup: `seed`, `memory_bytes`; `kernels`, whether the compiler is wanted, `ungraded`, whether it's missing.
     """
     torch.set_num_threads(1)
     if setup["kernels"]:
@@ -66,10 +66,8 @@ def prepare(setup: dict, limits: dict[str, int]) -> None:
         limit = int(taken.read_text().split()[0]) * resource.getpagesize() + setup["memory_bytes"]
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     namespaces.set_limits(limits)
-    if setup["kept"] is not None:
-        if sys.platform == "linux":
-            namespaces.call("prctl", namespaces.SET_PDEATHSIG, 9, 0, 0, 0)
-        guard.close(setup["kept"])
+    if limits and sys.platform == "linux":  # nothing else ends it with the grader
+        namespaces.call("prctl", namespaces.SET_PDEATHSIG, 9, 0, 0, 0)
 
 
 def reply(function: Callable, *arguments, **options) -> bytes:
@@ -122,8 +120,7 @@ class Kernels:
 class Notebook:
     """The names of a notebook and what its cells do.
 
-    setup: `checks`, the questions that are graded; `ungraded`, kernels that are not; `module`, that of the checks;
-    `known`, digests of the answers that the course has.
+    setup: `checks`, the questions that are graded; `ungraded`, kernels that are not; `module`, that of the checks.
     """
 
     def __init__(self, connection: socket.socket, setup: dict):
@@ -166,7 +163,6 @@ class Notebook:
         left, _ = signal.setitimer(signal.ITIMER_REAL, 0)  # the cell's time stands still
         calls = {"call": function, "gradient": partial(gradient, function)}
         calls |= {"trace": partial(self.kernels.trace, function), "blocks": self.kernels.blocks}
-        calls["running"] = partial(guard.running, self.setup["known"])
         try:
             send(self.connection, encode({"check": question, "defined": callable(function)}))
             while True:

@@ -1,5 +1,5 @@
 """The kernels of the lessons in CuTe DSL. As in `rlcourse.kernels`, a file has its reference in plain PyTorch, the
-kernel, its operation, and EXAMPLES.
+kernel, and its operation.
 
 Forward and backward: `rope`, `swiglu`, `attention` (with `attention_backward`), `embedding`, `token_logprob` (softmax
 and cross-entropy), and RMSNorm, in inference (`rms_norm`) and with the residual stream in training (`residual_norm`).

@@ -99,10 +99,6 @@ def adamw(
     Raises KernelError."""
     if step < 1:
         raise KernelError(f"AdamW counts steps from 1 and got {step}.")
-    if grad.numel():
-        kernel = AdamW(type_name(grad), type_name(weight), beta1, beta2, eps)
-        rate, correction = lr / (1 - beta1**step), 1 / math.sqrt(1 - beta2**step)
-        launch(kernel, grad, master, mean, square, weight, rate, correction, 1 - lr * weight_decay)
-
-
-EXAMPLES = (AdamW("bfloat16", "bfloat16"),)
+    kernel = AdamW(type_name(grad), type_name(weight), beta1, beta2, eps)
+    rate, correction = lr / (1 - beta1**step), 1 / math.sqrt(1 - beta2**step)
+    launch(kernel, grad, master, mean, square, weight, rate, correction, 1 - lr * weight_decay)

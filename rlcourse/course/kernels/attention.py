@@ -15,10 +15,9 @@ from torch import Tensor
 from rlcourse.course.kernels import attention_tiles as tiles
 from rlcourse.course.kernels.attention_backward import attention_backward
 from rlcourse.course.kernels.attention_tiles import TILE, AttentionKernel
-from rlcourse.course.kernels.common import LOG2_E, LOWEST, power
 from rlcourse.kernels.arguments import Argument, type_name
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
-from rlcourse.kernels.kernel import operation
+from rlcourse.kernels.kernel import LOG2_E, LOWEST, operation, power, registers
 from rlcourse.kernels.toolchain import launch
 
 
@@ -62,8 +61,8 @@ class Attention(AttentionKernel):
             first = cute.make_rmem_tensor(2, cutlass.Int32)
             for half in range_constexpr(2):
                 first[half] = start[cutlass.min(base + g + 8 * half, tokens - 1)]
-            acc = tiles.zeros(Float32, (2, 2), 1, self.head // 8)
-            mass, largest = (tiles.zeros(Float32, 2) for _ in range(2))
+            acc = registers(Float32, (2, 2), 1, self.head // 8)
+            mass, largest = (registers(Float32, 2) for _ in range(2))
             largest.fill(LOWEST)
             for at in cutlass.range(start[base], cutlass.min(base + TILE, tokens), TILE):
                 scores = tiles.products(queries, tiles.load_rows(keys, at, g, c, self.head))
@@ -117,9 +116,7 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> tup
     free. cu_seqlens begins with 0 and ends with the number of tokens. Returns out, and log_sum float32 [H, tokens] for
     the backward pass. Raises KernelError."""
     out, log_sum = q.new_empty(q.shape), q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
-    if q.numel():
-        kernel = Attention(q.shape[1], k.shape[1], q.shape[2], type_name(q))
-        launch(kernel, q, k, v, bounds(q, cu_seqlens)[0], out, log_sum)
+    launch(Attention(q.shape[1], k.shape[1], q.shape[2], type_name(q)), q, k, v, bounds(q, cu_seqlens)[0], out, log_sum)
     return out, log_sum
 
 
@@ -141,5 +138,3 @@ def _gradients(ctx, dout, _):
 
 
 packed_attention.register_autograd(_gradients, setup_context=_keep)
-
-EXAMPLES = (Attention(14, 2, 64),)  # Qwen2.5-0.5B

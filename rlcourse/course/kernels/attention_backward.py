@@ -12,10 +12,9 @@ from torch import Tensor
 
 from rlcourse.course.kernels import attention_tiles as tiles
 from rlcourse.course.kernels.attention_tiles import TILE, WARPS, AttentionKernel
-from rlcourse.course.kernels.common import LOG2_E, power
 from rlcourse.kernels.arguments import Argument, type_name
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
-from rlcourse.kernels.kernel import operation
+from rlcourse.kernels.kernel import LOG2_E, operation, power, registers
 from rlcourse.kernels.toolchain import launch
 
 
@@ -46,7 +45,7 @@ class AttentionBackwardQueries(AttentionBackward):
             keys, values = tiles.chunks(k, kv_head), tiles.chunks(v, kv_head)
             queries = tiles.left_operand(tiles.load_rows(tiles.chunks(q, head), base, g, c, self.head))
             slopes = tiles.left_operand(tiles.load_rows(tiles.chunks(dout, head), base, g, c, self.head))
-            acc, factors = tiles.zeros(Float32, (2, 2), 1, self.head // 8), tiles.zeros(Float32, 2)
+            acc, factors = registers(Float32, (2, 2), 1, self.head // 8), registers(Float32, 2)
             factors.fill(self.head**-0.5)
             for at in cutlass.range(start[base], cutlass.min(base + TILE, tokens), TILE):
                 scores = tiles.products(queries, tiles.load_rows(keys, at, g, c, self.head))
@@ -81,8 +80,8 @@ class AttentionBackwardKeys(AttentionBackward):
         if base < tokens:  # the same for all lanes of a warp
             keys = tiles.left_operand(tiles.load_rows(tiles.chunks(k, kv_head), base, g, c, self.head))
             values = tiles.left_operand(tiles.load_rows(tiles.chunks(v, kv_head), base, g, c, self.head))
-            acc_k, acc_v = (tiles.zeros(Float32, (2, 2), 1, self.head // 8) for _ in range(2))
-            factors = tiles.zeros(Float32, 2)
+            acc_k, acc_v = (registers(Float32, (2, 2), 1, self.head // 8) for _ in range(2))
+            factors = registers(Float32, 2)
             last = end[cutlass.min(base + TILE, tokens) - 1]  # one past the last query that sees any of these keys
             for head in cutlass.range(kv_head * group, kv_head * group + group):
                 queries, slopes = tiles.chunks(q, head), tiles.chunks(dout, head)
@@ -124,13 +123,9 @@ def attention_backward(
     """dq, dk and dv from dout [tokens, H, D] and what `packed_attention` took and gave. start, end int32 [tokens]: of
     each token's sequence. Raises KernelError."""
     dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))
-    if q.numel():
-        delta = (dout.float() * out.float()).sum(-1).T.contiguous()
-        shape = q.shape[1], k.shape[1], q.shape[2], type_name(q)
-        given = q, k, v, start, end, log_sum, delta, dout
-        launch(AttentionBackwardQueries(*shape), *given, dq)
-        launch(AttentionBackwardKeys(*shape), *given, dk, dv)
+    delta = (dout.float() * out.float()).sum(-1).T.contiguous()
+    shape = q.shape[1], k.shape[1], q.shape[2], type_name(q)
+    given = q, k, v, start, end, log_sum, delta, dout
+    launch(AttentionBackwardQueries(*shape), *given, dq)
+    launch(AttentionBackwardKeys(*shape), *given, dk, dv)
     return dq, dk, dv
-
-
-EXAMPLES = tuple(kernel(14, 2, 64) for kernel in (AttentionBackwardQueries, AttentionBackwardKeys))  # Qwen2.5-0.5B

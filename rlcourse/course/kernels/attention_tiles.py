@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from rlcourse.kernels import KernelError
 from rlcourse.kernels.arguments import Argument
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
-from rlcourse.kernels.kernel import Kernel
+from rlcourse.kernels.kernel import Kernel, registers, tensor_cores
 
 TILE = 16  # rows of a tile: queries or keys
 WARPS = 4  # of a block; each has a tile of its own
@@ -77,17 +77,10 @@ def chunks(x: cute.Tensor, head):
     return cute.tiled_divide(x[None, head, None], (1, 8))
 
 
-def zeros(dtype, *shape) -> cute.Tensor:
-    """In registers, elements next to each other from the first dimension on."""
-    room = cute.make_rmem_tensor(cute.make_layout(shape), dtype)
-    room.fill(0.0)
-    return room
-
-
 @cute.jit
 def load_rows(x: cute.Tensor, base, g, c, size: cutlass.Constexpr):
     """Rows base..base+15 of a head in the layout of rows: [8, D / 32, rows g and g + 8]. Past the end, the last row."""
-    held = zeros(x.element_type, 8, size // 32, 2)
+    held = registers(x.element_type, 8, size // 32, 2)
     for half in range_constexpr(2):
         row = cutlass.min(base + g + 8 * half, x.shape[1] - 1)
         for j in range_constexpr(size // 32):
@@ -98,7 +91,7 @@ def load_rows(x: cute.Tensor, base, g, c, size: cutlass.Constexpr):
 @cute.jit
 def load_columns(x: cute.Tensor, base, g, c, size: cutlass.Constexpr):
     """Rows base..base+15 of a head in the layout of columns: [8, D / 64, 4 rows]. Past the end, the last row."""
-    held = zeros(x.element_type, 8, size // 64, 4)
+    held = registers(x.element_type, 8, size // 64, 4)
     for i in range_constexpr(4):
         row = cutlass.min(base + 2 * c + i % 2 + i // 2 * 8, x.shape[1] - 1)
         for j in range_constexpr(size // 64):
@@ -110,7 +103,7 @@ def load_columns(x: cute.Tensor, base, g, c, size: cutlass.Constexpr):
 def left_operand(rows: cute.Tensor):
     """Rows as left operand of `products`: ((pair, row g or g + 8, half of 16), 1, D / 16)."""
     steps = const_expr(2 * rows.shape[1])
-    operand = zeros(rows.element_type, (2, 2, 2), 1, steps)
+    operand = registers(rows.element_type, (2, 2, 2), 1, steps)
     for i in range_constexpr(4 * steps):
         for half in range_constexpr(2):
             operand[(i % 2, half, i // 2 % 2), 0, i // 4] = rows[i % 8, i // 8, half]
@@ -121,7 +114,7 @@ def left_operand(rows: cute.Tensor):
 def products(left: cute.Tensor, rows: cute.Tensor):
     """Scores ((column pair, row g or g + 8), 1, columns 0-7 or 8-15): those of each row of `left` with each of
     `rows`."""
-    scores, steps = zeros(Float32, (2, 2), 1, 2), const_expr(left.shape[2])
+    scores, steps = registers(Float32, (2, 2), 1, 2), const_expr(left.shape[2])
     layout = cute.make_layout(((2, 2), 2, steps), stride=((1, 2), 4 * steps, 4))
     right = cute.make_tensor(rows.iterator, layout)  # the registers are in the instruction's order as they came
     for i in range_constexpr(steps):
@@ -134,7 +127,7 @@ def accumulate(acc: cute.Tensor, weights: cute.Tensor, columns: cute.Tensor):
     """acc ((column pair, row g or g + 8), 1, D / 8) += weights times the rows in `columns`. A register of the right
     operand holds one dimension of two rows, those that came hold two dimensions of one: hence the moves."""
     dtype, tiles = columns.element_type, const_expr(8 * columns.shape[1])
-    left, right = zeros(dtype, (2, 2, 2), 1), zeros(dtype, (2, 2), tiles)
+    left, right = registers(dtype, (2, 2, 2), 1), registers(dtype, (2, 2), tiles)
     for i in range_constexpr(8):
         pair, row, half = i % 2, i // 2 % 2, i // 4
         left[(pair, row, half), 0] = weights[(pair, row), 0, half].to(dtype)
@@ -142,11 +135,6 @@ def accumulate(acc: cute.Tensor, weights: cute.Tensor, columns: cute.Tensor):
         for i in range_constexpr(4):
             right[(i % 2, i // 2), tile] = columns[tile % 8, tile // 8, i]
     cute.gemm(tensor_cores(columns), acc, left, right, acc)
-
-
-@cute.jit
-def tensor_cores(operand: cute.Tensor):
-    return cute.make_tiled_mma(cute.nvgpu.warp.MmaF16BF16Op(operand.element_type, Float32, (16, 8, 16)))
 
 
 @cute.jit

@@ -61,6 +61,3 @@ def column_sum(parts: Tensor) -> Tensor:
     total = parts.new_empty(parts.shape[1])
     launch(ColumnSum(parts.shape[1]), parts, total)
     return total
-
-
-EXAMPLES = (ColumnSum(896),)  # Qwen2.5-0.5B

@@ -1,15 +1,13 @@
-"""What several kernels share: constants, powers of 2, and which thread loads and stores what."""
+"""What several kernels share: which thread loads and stores what."""
 
 import math
 
 from rlcourse.kernels import KernelError
-from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.dsl import const_expr, cute, cutlass, range_constexpr
 from rlcourse.kernels.kernel import Kernel
 
 VECTOR = 8  # 16-bit numbers in 16 bytes, the most that a thread loads at once
 LANES = 32  # threads of a warp
-LOG2_E = math.log2(math.e)  # a GPU computes powers and logarithms of 2
-LOWEST = -1e30  # a running maximum begins here and not at -inf, since -inf - -inf is nan
 
 
 def check_width(kernel, width: int, multiple: int = VECTOR, most: int | None = None) -> None:
@@ -46,11 +44,6 @@ class PerPiece(Kernel):
 
 
 @cute.jit
-def power(x: Float32):
-    return cute.math.exp2(x, fastmath=True)
-
-
-@cute.jit
 def load(row: cute.Tensor, held: cute.Tensor, lane, lanes: cutlass.Constexpr = LANES, full: cutlass.Constexpr = True):
     """A thread's pieces [numbers in 16 bytes, pieces] of a row; neighbouring threads take neighbouring pieces. full:
     every thread has all of its pieces; without, some of the last ones are past the end, and stay as they are."""
@@ -69,3 +62,16 @@ def store(held: cute.Tensor, row: cute.Tensor, lane, lanes: cutlass.Constexpr = 
     for i in range_constexpr(held.shape[1]):
         if const_expr(full) or i * lanes + lane < count:
             cute.autovec_copy(held[None, i], pieces[None, i * lanes + lane])
+
+
+@cute.jit
+def load_logits(row: cute.Tensor, piece, held: cute.Tensor):
+    """A 16-byte piece of a row; past the end of a row that isn't a multiple of that, -inf."""
+    vector = const_expr(cute.size(held))
+    if (piece + 1) * vector <= row.shape[0]:
+        cute.autovec_copy(cute.tiled_divide(row, (vector,))[None, piece], held)
+    else:
+        held.fill(-math.inf)
+        for i in range_constexpr(vector):
+            if piece * vector + i < row.shape[0]:
+                held[i] = row[piece * vector + i]

@@ -8,10 +8,10 @@ that. They have no more time than before: the assembler moves the loads of a rou
 
 from dataclasses import dataclass
 
-from rlcourse.course.kernels.decode_simple import begin, leave
+from rlcourse.course.kernels.decode_simple import begin, leave, take
 from rlcourse.course.kernels.decode_split import SplitDecode
-from rlcourse.kernels.decode_common import allocate_partials, chunks, power
-from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.decode_common import allocate_partials, chunks
+from rlcourse.kernels.dsl import const_expr, cute, cutlass, range_constexpr
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ def attend(
     tiles: cutlass.Constexpr,
 ):  # fmt: skip
     """`decode_simple.attend`, where the loads of a tile of tokens come `tiles` tiles before their use."""
-    group, size = queries.shape
-    lanes, tokens = const_expr(size // 8), const_expr(threads * 8 // size)
+    size = queries.shape[1]
+    tokens = const_expr(threads * 8 // size)
     partial, column, query, m, l, acc = begin(queries)
     key, value = (cute.make_rmem_tensor((1, 8, tiles), keys.element_type) for _ in range(2))
     if first < last:
@@ -41,18 +41,8 @@ def attend(
     for base in cutlass.range(first, last, tiles * tokens):
         for tile in range_constexpr(tiles):
             token = base + tile * tokens + partial
-            for h in range_constexpr(group):
-                score = Float32(0.0)
-                for e in range_constexpr(8):
-                    score += query[e, h] * key[0, e, tile].to(Float32)
-                score = cute.arch.warp_reduction_sum(score, threads_in_group=lanes)
-                score = score if token < last else -Float32.inf
-                m_new = cute.arch.fmax(m[h], score)
-                alpha, weight = power(m[h] - m_new), power(score - m_new)
-                m[h] = m_new
-                l[h] = l[h] * alpha + weight
-                for e in range_constexpr(8):
-                    acc[e, h] = acc[e, h] * alpha + weight * value[0, e, tile].to(Float32)
+            held = key[None, None, tile], value[None, None, tile]
+            take(query, *held, token < last, m, l, acc, size // 8)
             load(key, value, keys, values, tile, token + tiles * tokens, last, column)
 
     all_ml, all_acc = allocate_partials(tokens, size)
@@ -66,6 +56,3 @@ def load(key: cute.Tensor, value: cute.Tensor, keys: cute.Tensor, values: cute.T
     slot = cutlass.min(token, last - 1)
     cute.autovec_copy(chunks(keys)[None, slot, column], key[None, None, tile])
     cute.autovec_copy(chunks(values)[None, slot, column], value[None, None, tile])
-
-
-EXAMPLES = (AheadDecode(14, 2, 64, padded=True), AheadDecode(16, 8, 128, "float16", splits=8))

@@ -8,17 +8,9 @@ are 32 blocks of few bytes in flight each, and an H200 waits for them.
 import math
 from dataclasses import dataclass
 
-from rlcourse.kernels.decode_common import (
-    LOG2_E,
-    LOWEST,
-    DecodeKernel,
-    allocate_partials,
-    chunks,
-    finish,
-    power,
-    tokens_of_row,
-)  # fmt: skip
+from rlcourse.kernels.decode_common import DecodeKernel, allocate_partials, chunks, finish, tokens_of_row
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.kernel import LOG2_E, LOWEST, power
 
 
 @dataclass(frozen=True)
@@ -55,8 +47,8 @@ def attend(queries: cute.Tensor, keys: cute.Tensor, values: cute.Tensor, first, 
     D / 8 lanes hold a token, 16 bytes each, so one load of a block brings 16 tokens of size 64. These lanes keep a
     partial of their own for each query head, and share only the scores, by shuffles.
     """
-    group, size = queries.shape
-    lanes, tokens = const_expr(size // 8), const_expr(threads * 8 // size)
+    size = queries.shape[1]
+    tokens = const_expr(threads * 8 // size)
     partial, column, query, m, l, acc = begin(queries)
     key, value = cute.make_rmem_tensor((1, 8), keys.element_type), cute.make_rmem_tensor((1, 8), keys.element_type)
     for base in cutlass.range(first, last, tokens):
@@ -64,22 +56,29 @@ def attend(queries: cute.Tensor, keys: cute.Tensor, values: cute.Tensor, first, 
         slot = cutlass.min(token, last - 1)  # past the end a lane reads the last token again, and does not count it
         cute.autovec_copy(chunks(keys)[None, slot, column], key)
         cute.autovec_copy(chunks(values)[None, slot, column], value)
-        for h in range_constexpr(group):
-            score = Float32(0.0)
-            for e in range_constexpr(8):
-                score += query[e, h] * key[e].to(Float32)
-            score = cute.arch.warp_reduction_sum(score, threads_in_group=lanes)
-            score = score if token < last else -Float32.inf
-            m_new = cute.arch.fmax(m[h], score)
-            alpha, weight = power(m[h] - m_new), power(score - m_new)
-            m[h] = m_new
-            l[h] = l[h] * alpha + weight
-            for e in range_constexpr(8):
-                acc[e, h] = acc[e, h] * alpha + weight * value[e].to(Float32)
+        take(query, key, value, token < last, m, l, acc, size // 8)
 
     all_ml, all_acc = allocate_partials(tokens, size)
     leave(all_ml, all_acc, m, l, acc, partial, column)
     return all_ml, all_acc
+
+
+@cute.jit
+def take(query: cute.Tensor, key: cute.Tensor, value: cute.Tensor, seen, m: cute.Tensor, l: cute.Tensor,
+         acc: cute.Tensor, lanes: cutlass.Constexpr):  # fmt: skip
+    """One token into the online softmax of each query head, by the `lanes` lanes that hold it."""
+    for h in range_constexpr(acc.shape[1]):
+        score = Float32(0.0)
+        for e in range_constexpr(8):
+            score += query[e, h] * key[e].to(Float32)
+        score = cute.arch.warp_reduction_sum(score, threads_in_group=lanes)
+        score = score if seen else -Float32.inf
+        m_new = cute.arch.fmax(m[h], score)
+        alpha, weight = power(m[h] - m_new), power(score - m_new)
+        m[h] = m_new
+        l[h] = l[h] * alpha + weight
+        for e in range_constexpr(8):
+            acc[e, h] = acc[e, h] * alpha + weight * value[e].to(Float32)
 
 
 @cute.jit
@@ -108,6 +107,3 @@ def leave(all_ml: cute.Tensor, all_acc: cute.Tensor, m: cute.Tensor, l: cute.Ten
         cute.autovec_copy(acc[None, h], cute.tiled_divide(all_acc[partial, h, None], (8,))[None, column])
         if column == 0:
             all_ml[partial, 0, h], all_ml[partial, 1, h] = m[h], l[h]
-
-
-EXAMPLES = (SimpleDecode(14, 2, 64, padded=True), SimpleDecode(16, 8, 128, "float16"))

@@ -39,6 +39,3 @@ class SplitDecode(DecodeKernel):
 
     def attend(self, *tokens):
         return attend(*tokens, self.threads)
-
-
-EXAMPLES = (SplitDecode(14, 2, 64, padded=True), SplitDecode(16, 8, 128, "float16", splits=8))

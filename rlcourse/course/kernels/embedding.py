@@ -1,11 +1,9 @@
 """The embedding: a row of a table for each token, and the gradient of the table.
 
-Backward, a row of the table gets the sum of all its tokens' gradients. With atomic additions the order of that sum, and
-so the last bits, would change from run to run. So a stable sort puts equal tokens next to each other, in runs, and one
-thread adds up a piece of a run in order.
-
-Text repeats a few words very often, and a thread with a run of a thousand rows would finish long after all others. So
-runs are cut into chunks of 32. Where a run has several, a second launch adds up their sums.
+Backward, a row of the table gets the sum of its tokens' gradients. Atomic additions would change the order of that
+sum, and so its last bits, from run to run. So a stable sort puts equal tokens next to each other, in runs, and one
+thread adds up a piece of a run in order. Text repeats a few tokens very often, and a thread with a run of a thousand
+rows would finish last. So runs are cut into chunks of 32, and a second launch adds up the chunks of longer runs.
 """
 
 from dataclasses import dataclass
@@ -28,26 +26,18 @@ def embedding_reference(table: Tensor, token: Tensor) -> Tensor:
     return table[token]
 
 
-class EmbeddingKernel(PerPiece):
-    """Base of these kernels, for rows of `hidden` numbers."""
-
-    @property
-    def width(self) -> int:
-        return self.hidden
-
-
 @dataclass(frozen=True)
-class Embedding(EmbeddingKernel):
+class Embedding(PerPiece):
     """y [tokens, hidden]: each thread copies 16 bytes."""
 
-    hidden: int
+    width: int
     dtype: str
     threads: int = 256
 
     def arguments(self) -> tuple:
         token = Argument("token", "int64", ("tokens",), align=8)
-        y = Argument("y", self.dtype, ("tokens", self.hidden), free=1, output=True)
-        return Argument("table", self.dtype, ("vocabulary", self.hidden)), token, y
+        y = Argument("y", self.dtype, ("tokens", self.width), free=1, output=True)
+        return Argument("table", self.dtype, ("vocabulary", self.width)), token, y
 
     def grid(self, table, token, y):
         return -(-token.shape[0] * self.pieces // self.threads), 1, 1
@@ -62,7 +52,7 @@ class Embedding(EmbeddingKernel):
 
 
 @dataclass(frozen=True)
-class EmbeddingBackward(EmbeddingKernel):
+class EmbeddingBackward(PerPiece):
     """dtable [vocabulary, hidden] float32 += sums of dy [tokens, hidden], for runs of one chunk; of longer runs, each
     chunk's sum goes into sums [windows, 2, hidden]. The four lists [tokens] are those of `runs`.
 
@@ -70,15 +60,15 @@ class EmbeddingBackward(EmbeddingKernel):
     and no two others, whose sums are at [window, 1].
     """
 
-    hidden: int
+    width: int
     dtype: str
     threads: int = 128
 
     def arguments(self) -> tuple:
         source = Argument("source", "int64", ("tokens",), align=8)
-        dy = Argument("dy", self.dtype, ("tokens", self.hidden), free=1)
-        sums = Argument("sums", "float32", ("windows", 2, self.hidden), output=True)
-        return *of_runs(), source, dy, Argument("dtable", "float32", ("vocabulary", self.hidden)), sums
+        dy = Argument("dy", self.dtype, ("tokens", self.width), free=1)
+        sums = Argument("sums", "float32", ("windows", 2, self.width), output=True)
+        return *of_runs(), source, dy, Argument("dtable", "float32", ("vocabulary", self.width)), sums
 
     @cute.kernel
     def kernel(self, token: cute.Tensor, begin: cute.Tensor, end: cute.Tensor, source: cute.Tensor, dy: cute.Tensor,
@@ -97,17 +87,17 @@ class EmbeddingBackward(EmbeddingKernel):
 
 
 @dataclass(frozen=True)
-class LongRuns(EmbeddingKernel):
+class LongRuns(PerPiece):
     """dtable [vocabulary, hidden] float32 += what `EmbeddingBackward` left in sums [windows, 2, hidden]."""
 
-    hidden: int
+    width: int
     threads: int = 128
 
     vector = 4  # float32 numbers in 16 bytes
 
     def arguments(self) -> tuple:
-        sums = Argument("sums", "float32", ("windows", 2, self.hidden))
-        return *of_runs(), sums, Argument("dtable", "float32", ("vocabulary", self.hidden))
+        sums = Argument("sums", "float32", ("windows", 2, self.width))
+        return *of_runs(), sums, Argument("dtable", "float32", ("vocabulary", self.width))
 
     def grid(self, token, begin, end, sums, dtable):
         return -(-sums.shape[0] * self.pieces // self.threads), 1, 1
@@ -188,8 +178,7 @@ def embedding(table: Tensor, token: Tensor) -> Tensor:
     """`embedding_reference` in one launch; table bfloat16 or float16. Tokens must be within the table. Raises
     KernelError."""
     y = table.new_empty(token.shape[0], table.shape[1])
-    if y.numel():
-        launch(Embedding(table.shape[1], type_name(table)), table, token, y)
+    launch(Embedding(table.shape[1], type_name(table)), table, token, y)
     return y
 
 
@@ -198,11 +187,7 @@ def embedding_backward(token: Tensor, dy: Tensor, dtable: Tensor) -> None:
     """dtable [vocabulary, hidden] float32 += the sum of dy [tokens, hidden] over each row's tokens, with the same bits
     every time. It adds, so that a head that shares the table can have added its part before. dy bfloat16 or float16,
     the stride of rows free. Raises KernelError."""
-    if dy.numel():
-        *lists, source = runs(token)
-        sums = dtable.new_empty(-(-token.shape[0] // CHUNK), 2, dtable.shape[1])
-        launch(EmbeddingBackward(dy.shape[1], type_name(dy)), *lists, source, dy, dtable, sums)
-        launch(LongRuns(dy.shape[1]), *lists, sums, dtable)
-
-
-EXAMPLES = (Embedding(896, "bfloat16"), EmbeddingBackward(896, "bfloat16"), LongRuns(896))  # Qwen2.5-0.5B
+    *lists, source = runs(token)
+    sums = dtable.new_empty(-(-token.shape[0] // CHUNK), 2, dtable.shape[1])
+    launch(EmbeddingBackward(dy.shape[1], type_name(dy)), *lists, source, dy, dtable, sums)
+    launch(LongRuns(dy.shape[1]), *lists, sums, dtable)

@@ -1,14 +1,12 @@
-"""RMSNorm and the residual addition before it, in training: forward, and the gradients of the sum and the weight.
+"""RMSNorm and the residual addition before it, in training: the gradients of the sum and the weight.
 
-`rms_norm.py` adds in place, which is right for inference. Training keeps the sum, which the backward pass needs. Its
-gradient has two parts, one through the norm and one along the residual stream, and both terms of the sum get all of it.
+Forward it is the kernel of `rms_norm.py`, which keeps the sum for the backward pass. The sum's gradient has two parts,
+one through the norm and one along the residual stream, and both terms of the sum get all of it.
 
-Backward, a warp takes every so many rows and adds up its part of the weight's gradient in registers, in float32, as in
-`rms_norm_backward.py`. Two more things are for speed:
-
-- While a warp works on a row, `cp.async` copies its next one into shared memory. Loads into registers would occupy them
-  all the while, so a compiler that is short of registers puts such loads off until their results are needed.
-- The warps of a block add up their parts in shared memory, which leaves few for `column_sum.py`.
+Backward, each warp takes every so many rows and sums its part of the weight's gradient in registers, as in
+`rms_norm_backward.py`. Two more things are for speed: while a warp works on a row, `cp.async` copies the next one into
+shared memory (the compiler would put off loads into registers), and the warps of a block add up their parts in shared
+memory, which leaves few for `column_sum.py`.
 """
 
 from dataclasses import dataclass
@@ -18,9 +16,10 @@ from torch import Tensor
 
 from rlcourse.course.kernels.column_sum import column_sum
 from rlcourse.course.kernels.common import LANES, VECTOR, check_width, load, store
+from rlcourse.course.kernels.rms_norm import RMSNorm
 from rlcourse.kernels.arguments import Argument, type_name
 from rlcourse.kernels.dsl import Float32, Int32, const_expr, cute, cutlass, range_constexpr
-from rlcourse.kernels.kernel import Kernel, operation
+from rlcourse.kernels.kernel import Kernel, operation, registers
 from rlcourse.kernels.toolchain import launch
 
 MOST_PIECES = 8  # of 16 bytes: a thread keeps two rows' worth of them, one in float32, and has 255 registers
@@ -36,8 +35,13 @@ def residual_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: fl
     return total, y.to(x.dtype)
 
 
-class RowsKernel(Kernel):
-    """Base of both kernels."""
+@dataclass(frozen=True)
+class ResidualNormBackward(Kernel):
+    """dx [rows, hidden], and partial [programs, hidden], whose sum over programs is the gradient of weight [hidden]."""
+
+    hidden: int
+    dtype: str
+    eps: float = 1e-6
 
     def __post_init__(self):
         super().__post_init__()
@@ -47,55 +51,6 @@ class RowsKernel(Kernel):
     def pieces(self) -> int:
         """16-byte pieces of a row that a lane looks after; of the last ones, some lanes have none."""
         return -(-self.hidden // (VECTOR * LANES))
-
-    def rows(self, *names: str, output: bool = False) -> tuple[Argument, ...]:
-        return tuple(Argument(name, self.dtype, ("rows", self.hidden), free=1, output=output) for name in names)
-
-    def weight(self) -> Argument:
-        return Argument("weight", self.dtype, (self.hidden,))
-
-
-@dataclass(frozen=True)
-class ResidualNorm(RowsKernel):
-    """`residual_norm_reference`: a warp takes a row."""
-
-    hidden: int
-    dtype: str
-    eps: float = 1e-6
-    threads: int = 128
-
-    def arguments(self) -> tuple:
-        return *self.rows("x", "residual"), self.weight(), *self.rows("total", "y", output=True)
-
-    def grid(self, x, *_):
-        return -(-x.shape[0] // (self.threads // LANES)), 1, 1
-
-    @cute.kernel
-    def kernel(self, x: cute.Tensor, residual: cute.Tensor, weight: cute.Tensor, total: cute.Tensor, y: cute.Tensor):
-        thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
-        row, lane = block * (self.threads // LANES) + thread // LANES, thread % LANES
-        if row < x.shape[0]:  # the same for all lanes of a warp
-            held, other, scale = (zeros(self.pieces, x.element_type) for _ in range(3))
-            load(x[row, None], held, lane, full=False)
-            load(residual[row, None], other, lane, full=False)
-            load(weight, scale, lane, full=False)
-            held.store((held.load().to(Float32) + other.load().to(Float32)).to(x.element_type))
-            store(held, total[row, None], lane, full=False)
-            wide = held.load().to(Float32)
-            squares = cute.arch.warp_reduction_sum((wide * wide).reduce(cute.ReductionOp.ADD, Float32(0.0), 0))
-            inverse = cute.math.rsqrt(squares * (1 / self.hidden) + self.eps)
-            held.store((scale.load().to(Float32) * inverse * wide).to(x.element_type))
-            store(held, y[row, None], lane, full=False)
-
-
-@dataclass(frozen=True)
-class ResidualNormBackward(RowsKernel):
-    """dx [rows, hidden], and partial [programs, hidden], whose sum over programs is the gradient of weight [hidden]."""
-
-    hidden: int
-    dtype: str
-    eps: float = 1e-6
 
     @property
     def warps(self) -> int:
@@ -107,9 +62,11 @@ class ResidualNormBackward(RowsKernel):
         return self.warps * LANES
 
     def arguments(self) -> tuple:
-        total, dtotal, dy = self.rows("total", "dtotal", "dy")
+        rows = ("rows", self.hidden)
+        total, dtotal, dy = (Argument(name, self.dtype, rows, free=1) for name in ("total", "dtotal", "dy"))
+        dx = Argument("dx", self.dtype, rows, free=1, output=True)
         partial = Argument("partial", "float32", ("programs", self.hidden), output=True)
-        return total, self.weight(), dtotal, dy, *self.rows("dx", output=True), partial
+        return total, Argument("weight", self.dtype, (self.hidden,)), dtotal, dy, dx, partial
 
     def grid(self, total, weight, dtotal, dy, dx, partial):
         return partial.shape[0], 1, 1
@@ -122,8 +79,9 @@ class ResidualNormBackward(RowsKernel):
         warp, lane, rows = thread // LANES, thread % LANES, total.shape[0]
         room = cute.make_layout((self.hidden, 3, 2, self.warps))
         slots = cutlass.memory.SmemAllocator().allocate_tensor(total.element_type, room, 16)
-        held, along, grad, scale = (zeros(self.pieces, total.element_type) for _ in range(4))
-        sums = zeros(self.pieces, Float32)
+        # A lane that has no last piece keeps zeros there, which change no sum.
+        held, along, grad, scale = (registers(total.element_type, VECTOR, self.pieces) for _ in range(4))
+        sums = registers(Float32, VECTOR, self.pieces)
         first, step, turn = program * self.warps + warp, partial.shape[0] * self.warps, Int32(0)
         given = total, dy, dtotal  # of each a row, in each of a warp's two slots
         fetch(given, first, slots[None, None, turn, warp], lane)
@@ -155,13 +113,6 @@ class ResidualNormBackward(RowsKernel):
         store(sums, parts[None, warp], lane, full=False)
         cute.arch.sync_threads()
         add_parts(parts, partial[program, None], thread, self.threads)
-
-
-def zeros(pieces: int, dtype) -> cute.Tensor:
-    """Pieces in registers [8, pieces]. A lane that has no last piece keeps zeros there, which change no sum."""
-    room = cute.make_rmem_tensor((VECTOR, pieces), dtype)
-    room.fill(0.0)
-    return room
 
 
 @cute.jit
@@ -211,8 +162,7 @@ def residual_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tu
     """`residual_norm_reference` in one launch, with gradients; bfloat16 or float16, the strides of rows free. Raises
     KernelError."""
     total, y = x.new_empty(x.shape), x.new_empty(x.shape)
-    if x.numel():
-        launch(ResidualNorm(x.shape[1], type_name(x), eps), x, residual, weight, total, y)
+    launch(RMSNorm(x.shape[1], type_name(x), eps, add=True, apart=True), x, residual, weight, y, total)
     return total, y
 
 
@@ -223,8 +173,6 @@ def residual_norm_backward(
     """The gradient of x, which is that of residual, in total's dtype, and that of weight, float32, from those of both
     results: one launch, and one for the sum over rows. Raises KernelError."""
     dx = total.new_empty(total.shape)
-    if not total.numel():
-        return dx, torch.zeros_like(weight, dtype=torch.float32)
     partial = total.new_empty(min(PROGRAMS, total.shape[0]), total.shape[1], dtype=torch.float32)
     launch(ResidualNormBackward(total.shape[1], type_name(total), eps), total, weight, dtotal, dy, dx, partial)
     return dx, column_sum(partial)
@@ -242,8 +190,3 @@ def _gradients(ctx, dtotal, dy):
 
 
 residual_norm.register_autograd(_gradients, setup_context=_keep)
-
-EXAMPLES = (
-    *(ResidualNorm(hidden, "bfloat16") for hidden in (1536, 2048)),  # Qwen2.5-1.5B and 3B
-    *(ResidualNormBackward(hidden, "bfloat16") for hidden in (896, 2048)),  # Qwen2.5-0.5B and 3B
-)

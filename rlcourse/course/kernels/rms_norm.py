@@ -1,4 +1,5 @@
-"""RMSNorm, alone or with the residual addition before it: one read and one write of each row.
+"""RMSNorm, alone or with the residual addition before it, in place (inference) or not (training): one read and one
+write of each row.
 
 Up to 32 threads keep a row in registers. Sums go from thread to thread by shuffles, without shared memory, and all of
 a thread's loads are issued before the first result is used.
@@ -36,8 +37,8 @@ def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: flo
 
 @dataclass(frozen=True)
 class RMSNorm(Kernel):
-    """y = RMSNorm(x) * weight for x [rows, hidden]. With `add`, residual += x comes first and its norm is taken. early:
-    see `toolchain.can_begin_early`."""
+    """y = RMSNorm(x) * weight for x [rows, hidden]. With `add`, residual += x comes first and its norm is taken; with
+    `apart` as well, the sum goes into `total` and residual stays. early: see `toolchain.can_begin_early`."""
 
     hidden: int
     dtype: str
@@ -45,6 +46,7 @@ class RMSNorm(Kernel):
     add: bool = False
     threads: int = 64
     early: bool = False
+    apart: bool = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -63,14 +65,14 @@ class RMSNorm(Kernel):
     def arguments(self) -> tuple:
         x, residual = (Argument(name, self.dtype, ("rows", self.hidden), free=1) for name in ("x", "residual"))
         weight = Argument("weight", self.dtype, (self.hidden,))
-        y = Argument("y", self.dtype, ("rows", self.hidden), output=True)
-        return x, residual if self.add else None, weight, y
+        y, total = (Argument(name, self.dtype, ("rows", self.hidden), output=True) for name in ("y", "total"))
+        return x, residual if self.add else None, weight, y, *((total,) if self.apart else ())
 
     def grid(self, x, *_):
         return -(-x.shape[0] // (self.threads // self.lanes)), 1, 1
 
     @cute.kernel
-    def kernel(self, x: cute.Tensor, residual, weight: cute.Tensor, y: cute.Tensor):
+    def kernel(self, x: cute.Tensor, residual, weight: cute.Tensor, y: cute.Tensor, total=None):
         if const_expr(self.early):
             cute.arch.griddepcontrol_launch_dependents()
             cute.arch.griddepcontrol_wait()
@@ -86,9 +88,9 @@ class RMSNorm(Kernel):
             if const_expr(self.add):
                 before = cute.make_rmem_tensor((VECTOR, self.pieces), x.element_type)
                 load(residual[row, None], before, lane, self.lanes)
-                total = held.load().to(Float32) + before.load().to(Float32)
-                held.store(total.to(x.element_type))  # the norm is of what the next layer will read
-                store(held, residual[row, None], lane, self.lanes)
+                added = held.load().to(Float32) + before.load().to(Float32)
+                held.store(added.to(x.element_type))  # the norm is of what the next layer will read
+                store(held, (total if const_expr(self.apart) else residual)[row, None], lane, self.lanes)
             for i in range_constexpr(self.pieces):
                 piece = held[None, i].load().to(Float32)
                 squares += (piece * piece).reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
@@ -109,8 +111,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm of the rows of x [rows, hidden], whose stride is free, times weight [hidden]; bfloat16 or float16. As
     `rms_norm_reference`. Returns [rows, hidden]. Raises KernelError."""
     y = x.new_empty(x.shape)
-    if y.numel():
-        launch(RMSNorm(x.shape[-1], type_name(x), eps, early=can_begin_early(x.device)), x, None, weight, y)
+    launch(RMSNorm(x.shape[-1], type_name(x), eps, early=can_begin_early(x.device)), x, None, weight, y)
     return y
 
 
@@ -119,14 +120,6 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     """residual [rows, hidden] += x [rows, hidden] in place; returns the RMSNorm of the sum, [rows, hidden]. As
     `add_rms_norm_reference`: what stands between two layers of Qwen. Raises KernelError."""
     y = x.new_empty(x.shape)
-    if y.numel():
-        kernel = RMSNorm(x.shape[-1], type_name(x), eps, add=True, early=can_begin_early(x.device))
-        launch(kernel, x, residual, weight, y)
+    kernel = RMSNorm(x.shape[-1], type_name(x), eps, add=True, early=can_begin_early(x.device))
+    launch(kernel, x, residual, weight, y)
     return y
-
-
-EXAMPLES = (  # Qwen2.5-0.5B; Qwen3-0.6B, 4B and 14B
-    *(RMSNorm(896, dtype) for dtype in ("bfloat16", "float16")),
-    *(RMSNorm(hidden, "bfloat16", add=True) for hidden in (896, 1024, 2560, 5120)),
-    RMSNorm(5120, "float16"),
-)

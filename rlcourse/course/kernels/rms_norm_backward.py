@@ -66,6 +66,3 @@ class RMSNormBackward(Kernel):
                 grad[None, i].store(slope * scale[None, i].load() * inverse - value * pull)
             store(grad, dx[row, None], lane)
         store(sums, partial[program, None], lane)
-
-
-EXAMPLES = (RMSNormBackward(896), RMSNormBackward(1024))  # Qwen2.5-0.5B, Qwen3-0.6B

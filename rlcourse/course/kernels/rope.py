@@ -91,8 +91,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, position: Tensor, back: bool = Fal
     tokens free, so it may be the queries and keys of a packed projection. Positions must be within the tables. Raises
     KernelError."""
     y = x.new_empty(x.shape)
-    if y.numel():
-        launch(Rope(x.shape[1], x.shape[2], type_name(x), back), x, cos, sin, position, y)
+    launch(Rope(x.shape[1], x.shape[2], type_name(x), back), x, cos, sin, position, y)
     return y
 
 
@@ -106,5 +105,3 @@ def _turn_back(ctx, dy):
 
 
 rope.register_autograd(_turn_back, setup_context=_keep)
-
-EXAMPLES = (Rope(16, 64, "bfloat16"),)  # queries and keys of Qwen2.5-0.5B

@@ -1,9 +1,8 @@
 """Sampling the next token: temperature, Gumbel-max, its log-prob and the entropy, in one pass over the logits.
 
 The token with the largest logit / T + Gumbel noise is a sample from softmax(logits / T) (Gumbel 1954; Maddison et al.
-2014, arXiv:1411.0030). So sampling is a search for a maximum, and blocks can split a row's vocabulary; the last block
-to arrive combines their shares. `philox` makes the noise from counters: the same seed, counter and token give the same
-number wherever a row is in the batch and however the vocabulary is split.
+2014, arXiv:1411.0030). So sampling is an argmax, and blocks can split a row's vocabulary; the last block to arrive
+merges their shares. `philox` makes the noise from seed, counter and token, wherever a row is in the batch.
 """
 
 import math
@@ -12,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlcourse.course.kernels.common import LOG2_E, LOWEST, power
+from rlcourse.course.kernels.common import load_logits
 from rlcourse.course.kernels.philox import gumbel, gumbel_reference, philox, random_bits_reference
 from rlcourse.kernels.arguments import HALVES, Argument, Scalar, type_name
 from rlcourse.kernels.dsl import Float32, Int32, Int64, Uint32, const_expr, cute, cutlass, range_constexpr
-from rlcourse.kernels.kernel import Kernel, operation
+from rlcourse.kernels.kernel import LOG2_E, LOWEST, Kernel, operation, power
 from rlcourse.kernels.toolchain import launch, workspace
 
 FLOOR = -1000.0  # 2^FLOOR is 0 and 0 * FLOOR is no nan
@@ -34,9 +33,9 @@ def sample_reference(
     """A token of softmax(logits / temperature) for each row, its log-prob and the entropy of that distribution.
 
     logits [rows, vocabulary]; temperature 0 takes the largest logit, the first of equals, and both numbers are those at
-    temperature 1. seed int64 [1] and counter int64 [rows] choose the random numbers: a row draws the same again for the
-    same two, so each step of each completion needs a counter of its own. Returns token int64, logprob and entropy
-    float32, each [rows]; computed in float64. Where a logit is nan, both numbers are.
+    temperature 1. seed int64 [1] and counter int64 [rows] fix the random numbers, so each step of each completion needs
+    its own counter. Returns token int64, logprob and entropy float32, each [rows]; computed in float64. Where a logit
+    is nan, both numbers are.
     """
     scaled = logits.double() / (temperature or 1.0)
     logprobs = scaled.log_softmax(-1)
@@ -124,13 +123,7 @@ class Sampler(Kernel):
         """Add a 16-byte piece of a row to a thread's share."""
         first, vector = piece * self.vector, const_expr(self.vector)
         held = cute.make_rmem_tensor(vector, row.element_type)
-        held.fill(-math.inf)
-        if first + vector <= row.shape[0]:
-            cute.autovec_copy(cute.tiled_divide(row, (vector,))[None, piece], held)
-        else:  # the end of a row that pieces do not divide
-            for i in range_constexpr(vector):
-                if first + i < row.shape[0]:
-                    held[i] = row[first + i]
+        load_logits(row, piece, held)
         logits = cute.make_rmem_tensor(vector, Float32)
         largest = share[LARGEST]
         for i in range_constexpr(vector):
@@ -232,9 +225,3 @@ def sample(logits: Tensor, temperature: float, seed: Tensor, counter: Tensor) ->
 
 def _outputs(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(logits.new_empty(len(logits), dtype=dtype) for dtype in (torch.int64, torch.float32, torch.float32))
-
-
-EXAMPLES = (
-    *(Sampler(dtype) for dtype in ("bfloat16", "float16", "float32")),
-    *(Sampler(dtype, greedy=True) for dtype in ("bfloat16", "float32")),
-)

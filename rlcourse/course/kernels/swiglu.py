@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlcourse.course.kernels.common import LOG2_E, VECTOR, PerPiece
+from rlcourse.course.kernels.common import VECTOR, PerPiece
 from rlcourse.kernels.arguments import Argument, type_name
 from rlcourse.kernels.dsl import Float32, const_expr, cute, range_constexpr
-from rlcourse.kernels.kernel import operation
+from rlcourse.kernels.kernel import LOG2_E, operation
 from rlcourse.kernels.toolchain import can_begin_early, launch
 
 
@@ -24,11 +24,7 @@ def swiglu_reference(gate_up: Tensor) -> Tensor:
 
 
 class SwigluKernel(PerPiece):
-    """Base of both kernels."""
-
-    @property
-    def width(self) -> int:
-        return self.inner
+    """Base of both kernels. width: of the result, `inner`."""
 
     def argument(self, name: str, columns: int, **options) -> Argument:
         return Argument(name, self.dtype, ("rows", columns), **options)
@@ -38,13 +34,13 @@ class SwigluKernel(PerPiece):
 class Swiglu(SwigluKernel):
     """out [rows, inner] = silu(gate) * up for gate_up [rows, 2 * inner]. early: see `toolchain.can_begin_early`."""
 
-    inner: int
+    width: int
     dtype: str
     threads: int = 1024
     early: bool = False
 
     def arguments(self) -> tuple:
-        return self.argument("gate_up", 2 * self.inner, free=1), self.argument("out", self.inner, output=True)
+        return self.argument("gate_up", 2 * self.width, free=1), self.argument("out", self.width, output=True)
 
     @cute.kernel
     def kernel(self, gate_up: cute.Tensor, out: cute.Tensor):
@@ -69,13 +65,13 @@ class Swiglu(SwigluKernel):
 class SwigluBackward(SwigluKernel):
     """dgate_up [rows, 2 * inner] from gate_up [rows, 2 * inner] and dy [rows, inner]; inside, float32."""
 
-    inner: int
+    width: int
     dtype: str
     threads: int = 256
 
     def arguments(self) -> tuple:
-        gate_up, dy = self.argument("gate_up", 2 * self.inner, free=1), self.argument("dy", self.inner, free=1)
-        return gate_up, dy, self.argument("dgate_up", 2 * self.inner, free=1, output=True)
+        gate_up, dy = self.argument("gate_up", 2 * self.width, free=1), self.argument("dy", self.width, free=1)
+        return gate_up, dy, self.argument("dgate_up", 2 * self.width, free=1, output=True)
 
     @cute.kernel
     def kernel(self, gate_up: cute.Tensor, dy: cute.Tensor, dgate_up: cute.Tensor):
@@ -104,8 +100,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     KernelError."""
     inner = gate_up.shape[-1] // 2
     out = gate_up.new_empty(*gate_up.shape[:-1], inner)
-    if out.numel():
-        launch(Swiglu(inner, type_name(gate_up), early=can_begin_early(gate_up.device)), gate_up, out)
+    launch(Swiglu(inner, type_name(gate_up), early=can_begin_early(gate_up.device)), gate_up, out)
     return out
 
 
@@ -114,18 +109,11 @@ def swiglu_backward(gate_up: Tensor, dy: Tensor) -> Tensor:
     """The gradient of gate_up [rows, 2 * inner] from dy [rows, inner] in one launch; bfloat16 or float16, the strides
     of rows free. Raises KernelError."""
     dgate_up = gate_up.new_empty(gate_up.shape)
-    if dgate_up.numel():
-        launch(SwigluBackward(gate_up.shape[-1] // 2, type_name(gate_up)), gate_up, dy, dgate_up)
+    launch(SwigluBackward(gate_up.shape[-1] // 2, type_name(gate_up)), gate_up, dy, dgate_up)
     return dgate_up
 
 
 swiglu.register_autograd(
     lambda ctx, dy: swiglu_backward(*ctx.saved_tensors, dy.contiguous()),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
-)
-
-EXAMPLES = (
-    *(Swiglu(4864, dtype) for dtype in ("bfloat16", "float16")),  # Qwen2.5-0.5B
-    Swiglu(3072, "bfloat16"),  # Qwen3-0.6B
-    SwigluBackward(4864, "bfloat16"),
 )

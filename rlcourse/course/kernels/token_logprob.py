@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlcourse.course.kernels.common import LOG2_E, LOWEST, VECTOR, power
+from rlcourse.course.kernels.common import VECTOR, load_logits
 from rlcourse.kernels.arguments import Argument, type_name
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
-from rlcourse.kernels.kernel import Kernel, operation
+from rlcourse.kernels.kernel import LOG2_E, LOWEST, Kernel, operation, power
 from rlcourse.kernels.toolchain import launch
 
 
@@ -62,7 +62,7 @@ class TokenLogprob(BlockPerRow):
         largest, mass = Float32(LOWEST), Float32(0.0)
         held = cute.make_rmem_tensor(VECTOR, logits.element_type)
         for piece in cutlass.range(thread, cute.ceil_div(logits.shape[1], VECTOR), self.threads):
-            load(logits[row, None], piece, held)
+            load_logits(logits[row, None], piece, held)
             above = largest
             for i in range_constexpr(VECTOR):
                 above = cute.arch.fmax(above, held[i].to(Float32) * LOG2_E)
@@ -108,7 +108,7 @@ class TokenLogprobBackward(BlockPerRow):
             slope = Float32(0.0)
         held = cute.make_rmem_tensor(VECTOR, logits.element_type)
         for piece in cutlass.range(thread, cute.ceil_div(logits.shape[1], VECTOR), self.threads):
-            load(logits[row, None], piece, held)
+            load_logits(logits[row, None], piece, held)
             for i in range_constexpr(VECTOR):
                 hot = Float32(1.0) if token == piece * VECTOR + i else Float32(0.0)
                 held[i] = (slope * (hot - power(held[i].to(Float32) * LOG2_E - total))).to(held.element_type)
@@ -123,20 +123,8 @@ def merge(largest: Float32, mass: Float32, other: Float32, more: Float32):
 
 
 @cute.jit
-def load(row: cute.Tensor, piece, held: cute.Tensor):
-    """A 16-byte piece of a row; past the end of a row that isn't a multiple of that, -inf."""
-    if (piece + 1) * VECTOR <= row.shape[0]:
-        cute.autovec_copy(cute.tiled_divide(row, (VECTOR,))[None, piece], held)
-    else:
-        held.fill(-math.inf)
-        for i in range_constexpr(VECTOR):
-            if piece * VECTOR + i < row.shape[0]:
-                held[i] = row[piece * VECTOR + i]
-
-
-@cute.jit
 def store(held: cute.Tensor, row: cute.Tensor, piece):
-    """The way back of `load`."""
+    """The way back of `load_logits`."""
     if (piece + 1) * VECTOR <= row.shape[0]:
         cute.autovec_copy(held, cute.tiled_divide(row, (VECTOR,))[None, piece])
     else:
@@ -150,8 +138,7 @@ def token_logprob(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """`token_logprob_reference` in one launch; logits bfloat16 or float16, their rows a multiple of 16 bytes apart.
     Raises KernelError."""
     logprob, log_sum = (logits.new_empty(logits.shape[0], dtype=torch.float32) for _ in range(2))
-    if logits.numel():
-        launch(TokenLogprob(type_name(logits)), logits, target, logprob, log_sum)
+    launch(TokenLogprob(type_name(logits)), logits, target, logprob, log_sum)
     return logprob, log_sum
 
 
@@ -159,8 +146,4 @@ def token_logprob(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 def token_logprob_backward(logits: Tensor, target: Tensor, log_sum: Tensor, grad: Tensor) -> None:
     """The gradient of logits [rows, vocabulary] from that of the log-probs, grad [rows], in the place of the logits,
     which saves a second tensor of that size. log_sum is the second result of `token_logprob`. Raises KernelError."""
-    if logits.numel():
-        launch(TokenLogprobBackward(type_name(logits)), logits, target, log_sum, grad)
-
-
-EXAMPLES = (TokenLogprob("bfloat16"), TokenLogprobBackward("bfloat16"))
+    launch(TokenLogprobBackward(type_name(logits)), logits, target, log_sum, grad)

@@ -1,7 +1,7 @@
 """The answers that all checks are tried with: the solutions of the masters, and the tables of the lessons' modules.
 
 answers_nbNN.py has those of lesson NN:
-RIGHT: {question: a right answer, written in another way than the solution}
+RIGHT: {question: a right answer, written in another way than the solution and the check's own}
 WRONG: {question: {mistake: function, or (function, what the card must say, sentences that it must not say)}}
 EDITS: {question: {mistake: (piece of a kernel's solution, what replaces it, what the card must say or None)}}
 """
@@ -34,8 +34,8 @@ def tables(lesson: str) -> ModuleType:
 
 
 def another(lesson: str, question: str):
-    """The right answer beside the solution."""
-    return tables(lesson).RIGHT[question]
+    """A right answer beside the solution, None for a question without one."""
+    return tables(lesson).RIGHT.get(question)
 
 
 def wrong_answers(lesson: str, question: str) -> dict[str, tuple]:

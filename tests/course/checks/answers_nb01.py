@@ -8,26 +8,10 @@ import torch
 import torch.nn.functional as F
 from answers import half_mended
 
-from rlcourse.course.checks.nb01 import PLANTED, sloppy
+from rlcourse.course.checks.nb01 import PLANTED, reinforce_loss, sloppy
 
 
 # q1: a loss with four mistakes
-def loss_with(logits, ids, rewards, n, eos_id, wrong=()):
-    """The loss of the exercise with some of its mistakes left in."""
-    is_end = (ids == eos_id).long()
-    mask = ids != eos_id if "end" in wrong else is_end.cumsum(1) - is_end == 0
-    token = logits.log_softmax(-1).gather(-1, ids[..., None])[..., 0]
-    of_answers = (token * mask).sum(1)
-    if "mean" in wrong:
-        of_answers = of_answers / mask.sum(1).clamp(min=1)
-    baseline = rewards.view(-1, n).mean(1).repeat_interleave(n)
-    if "groups" in wrong:
-        baseline = rewards.view(n, -1).mean(0).repeat(n)
-    if "baseline" in wrong:
-        baseline = 0
-    return ((rewards - baseline) * of_answers).mean() * (1 if "sign" in wrong else -1)
-
-
 def cross_entropy_loss(logits, ids, rewards, n, eos_id):
     losses = F.cross_entropy(logits.transpose(1, 2), ids, reduction="none")
     alive = torch.cat([torch.ones_like(ids[:, :1]), (ids != eos_id).long().cumprod(1)[:, :-1]], dim=1)
@@ -89,11 +73,11 @@ def by_sampling_nothing(weights):
 
 RIGHT = {"q1": cross_entropy_loss, "q2": cheat_by_steps, "q3": one_claim, "q4": by_sampling_nothing}
 WRONG = {
-    "q1": half_mended(loss_with, PLANTED)
+    "q1": half_mended(reinforce_loss, PLANTED)
     | {
-        "no baseline": (functools.partial(loss_with, wrong=("baseline",)), "no baseline left"),
-        "the lesson's line": lambda *a: loss_with(*a, wrong=("baseline",)) / 80,
-        "detached": (lambda logits, *rest: loss_with(logits.detach(), *rest), "no gradient flows"),
+        "no baseline": (functools.partial(reinforce_loss, wrong=("no baseline",)), "no baseline left"),
+        "the lesson's line": lambda *a: reinforce_loss(*a, wrong=("no baseline",)) / 80,
+        "detached": (lambda logits, *rest: reinforce_loss(logits.detach(), *rest), "no gradient flows"),
     },
     "q2": {
         "one step": (lambda question: fitting(one_step(question)), "it earns on"),
@@ -105,7 +89,7 @@ WRONG = {
         "any line": (lambda text, gold: float(any(one_claim(line, gold) for line in text.split("\n"))), "took it back"),
         "no minus": (lambda text, gold: one_claim(text.replace("-", ""), gold), "digits inside another number"),
         "text": (lambda text, gold: text, "return 1.0 or 0.0"),
-        "None": (lambda text, gold: None, "is None"),
+        "None": (lambda text, gold: None, "is None: return"),
     },
     "q4": {
         "all weights": (lambda weights: 1 - weights.sum() / len(weights), "weights of the other answers"),

@@ -29,18 +29,6 @@ def loss_with(new, old, values, returns, mask, clip, wrong=()):
 
 
 # q2: GAE across a tool's words
-def gae_where(rewards, values, mask, gamma, lam):
-    """The columns backwards; on the tool's words everything that is carried stays."""
-    found, zero = torch.zeros_like(values), torch.zeros(len(values))
-    carried, after = zero, zero
-    for t in range(values.shape[1] - 1, -1, -1):
-        own = mask[:, t]
-        new = rewards[:, t] + gamma * after - values[:, t] + gamma * lam * carried
-        found[:, t] = torch.where(own, new, 0.0)
-        carried, after = torch.where(own, new, carried), torch.where(own, values[:, t], after)
-    return found
-
-
 def gae_lesson(rewards, values, mask, gamma, lam):
     """The lesson's function, pasted: it takes the mask to have no gaps."""
     values, following = values * mask, torch.cat([values[:, 1:] * mask[:, 1:], torch.zeros(len(values), 1)], 1)
@@ -79,7 +67,7 @@ def value_and_gradient(new, ref, value=k3, gradient=k2):
     return value(new, ref).detach() + gradient(new, ref) - gradient(new, ref).detach()
 
 
-RIGHT = {"q1": loss_with, "q2": gae_where, "q3": bound_weight, "q4": value_and_gradient}
+RIGHT = {"q1": loss_with, "q3": bound_weight, "q4": value_and_gradient}
 WRONG = {
     "q1": half_mended(loss_with, PLANTED)
     | named(ppo_loss, LOSS_MISTAKES)
@@ -100,7 +88,7 @@ WRONG = {
         "k2": (k2, "That is k2"),
         "k3": (k3, "gradient of k3"),
         "sum of two": (lambda new, ref: k3(new, ref) + k2(new, ref) - k2(new, ref).detach(), "added up"),
-        "no half": (functools.partial(value_and_gradient, gradient=lambda new, ref: (new - ref) ** 2), "has no half"),
+        "no half": functools.partial(value_and_gradient, gradient=lambda new, ref: (new - ref) ** 2),
         "wrong sign": (lambda new, ref: k3(new, ref).detach() - k2(new, ref) + k2(new, ref).detach(), "wrong sign"),
         "clamped": (lambda new, ref: (new - ref).clamp(min=0), "The value is 0 where"),
         "mean": (lambda new, ref: value_and_gradient(new, ref).mean(), "one for each token"),

@@ -1,7 +1,5 @@
 """Answers to the exercises of lesson 03."""
 
-import itertools
-
 import torch
 from answers import given, half_mended, named, ruled
 
@@ -11,7 +9,7 @@ from rlcourse.course.checks.nb03 import (
     LOSS_MISTAKES,
     PLANTED,
     TRAINERS,
-    gradients_off,
+    group_gradients,
     grpo_loss,
 )
 from rlcourse.losses import aggregate, kl_estimate, token_loss
@@ -53,18 +51,7 @@ def loss_by_package(
     return aggregate(loss + sign * beta * kl, mask, how, **counts)
 
 
-# q4: expected gradients
-def gradients(logits, rewards, n):
-    pi = logits.softmax(0)
-    total = torch.zeros(2, len(pi))
-    for group in itertools.product(range(len(pi)), repeat=n):
-        group = torch.tensor(group)
-        a = rewards[group] - rewards[group].mean()
-        total += pi[group].prod() * torch.stack([a, a / (a.std() + EPS)]) @ (torch.eye(len(pi))[group] - pi) / n
-    return total
-
-
-RIGHT = {"q1": by_direction, "q2": mixture, "q3": loss_by_package, "q4": gradients}
+RIGHT = {"q1": by_direction, "q2": mixture, "q3": loss_by_package}
 WRONG = {
     "q1": {
         "groups are rows": (lambda r, w, n: by_direction(r, w, n, known=(0, 1, 2, 3)), "a log of trainer 4"),
@@ -94,10 +81,10 @@ WRONG = {
             lambda new, old, ref, a, mask, *x: loss_by_package(new, old, ref, a, mask, *x) + (0 * new).sum(),
             "fill the masked places",
         ),
-        "the package's k1": (lambda *x: loss_by_package(*x, estimator="k1"), "k1"),
+        "the package's k2": lambda *x: loss_by_package(*x, estimator="k2"),
         "the package's Dr. GRPO": (lambda *x: loss_by_package(*x, how="constant"), "all places of the matrix"),
         "GSPO": lambda *x: loss_by_package(*x, ratio="sequence"),
     },
-    "q4": ruled(gradients_off, GRADIENT_MISTAKES, "wrong")
+    "q4": ruled(group_gradients, GRADIENT_MISTAKES, "wrong")
     | {"exact": lambda logits, rewards, n: (logits.softmax(0) * (rewards - logits.softmax(0) @ rewards)).expand(2, -1)},
 }

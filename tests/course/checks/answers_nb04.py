@@ -47,14 +47,7 @@ def loss_with(logprobs, old, rewards, mask, n, limit, clip=0.2, wrong=()):
     return -(gain * mask).sum() / (mask.sum() if "divisor" in wrong else len(mask) * limit)
 
 
-# q4: the drift of a recipe
-def by_sum(weights, cut, q):
-    length = torch.arange(1, len(weights) + 1).double()
-    ended = (1 - q) ** (length - 1) * q
-    return (ended * weights * (1 - q * length)).sum() - (1 - q) ** len(weights) * cut * q * len(weights)
-
-
-RIGHT = {"q1": by_cosine, "q2": group_weights, "q3": loss_with, "q4": by_sum}
+RIGHT = {"q1": by_cosine, "q2": group_weights, "q3": loss_with}
 WRONG = {
     "q1": {
         "swapped": (lambda *a: by_cosine(*a).flip(0), "wrong order"),

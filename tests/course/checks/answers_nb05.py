@@ -109,16 +109,13 @@ WRONG = {
         "ahead": (lambda pw, fw, pg, fg: pw - pg, "at credit 0"),
         "guessed all wrong": (credit_with(lambda pw, fw, pg, fg: fg - (fw - pw), cap=False), "take them off before"),
         "worked all right": (credit_with(lambda pw, fw, pg, fg: fg - pg, cap=False), "worked answers are wrong"),
-        "rest": (lambda *shares: 1 - credit_by_lines(*shares), "1 less the largest"),
         "None": (lambda *_: None, "is None"),
     },
     "q2": {
         "not less p": (overstated_with(lambda f, p, n, k: (1 - f**k).sum() / n), "take the true one off"),
         "a count": (overstated_with(lambda f, p, n, k: (1 - f**k).sum() - n * p), "divide by how many"),
-        "the worst": (overstated_with(lambda f, p, n, k: ((1 - f) ** k).sum() / n - p), "worst of them"),
         "one se": (lambda p, n, k: math.sqrt(p * (1 - p) / n), "one standard error"),
         "k se": (lambda p, n, k: k * math.sqrt(p * (1 - p) / n), "error for each"),
-        "interval": (lambda p, n, k: 1.96 * math.sqrt(p * (1 - p) / n), "half an interval"),
     },
     "q3": {
         "sign of the mean": (engine_with(truncated="mean"), "not TRUNCATED"),

@@ -1,5 +1,6 @@
 """Answers to the exercises of lesson 06."""
 
+import functools
 import itertools
 import math
 
@@ -45,20 +46,12 @@ def plan_by_sets(seconds, phase, speedups, days, budget):
 
 
 # q4: self times
-def self_by_parents(starts, ends):
-    own = ends - starts
-    for i in range(len(starts)):
-        holding = [j for j in range(len(starts)) if j != i and starts[j] <= starts[i] and ends[i] <= ends[j]]
-        if holding:
-            own[min(holding, key=lambda j: (ends[j] - starts[j]).item())] -= ends[i] - starts[i]
-    return own
-
-
-def touching_is_nested(starts, ends):
-    """An event that begins where another ends is taken for its child."""
+def by_stack(starts, ends, touching=False):
+    """By the starts alone: of events that begin together a child may take its parent for its own child. touching: an
+    event that begins where another ends is taken for its child."""
     own, stack = ends - starts, []
     for i in starts.argsort(stable=True).tolist():
-        while stack and ends[stack[-1]] < starts[i]:
+        while stack and (ends[stack[-1]] < starts[i] if touching else ends[stack[-1]] <= starts[i]):
             stack.pop()
         if stack:
             own[stack[-1]] -= ends[i] - starts[i]
@@ -66,7 +59,7 @@ def touching_is_nested(starts, ends):
     return own
 
 
-RIGHT = {"q1": busy_sweep, "q2": free_by_formula, "q3": plan_by_sets, "q4": self_by_parents}
+RIGHT = {"q1": busy_sweep, "q2": free_by_formula, "q3": plan_by_sets}
 WRONG = {
     "q1": half_mended(wrong_busy, PLANTED)
     | {
@@ -79,6 +72,7 @@ WRONG = {
     },
     "q2": ruled(most_rows, FREE_MISTAKES, "wrong")
     | {
+        "rounded up": lambda *n: free_by_formula(*n) + 1,
         "not rounded": (lambda *n: free_by_formula(*n) + 0.5, "a whole number"),
         "no case without a cache": lambda *n: math.floor(free_by_formula(*n) / (1 if n[1] else 0)),
     },
@@ -87,5 +81,6 @@ WRONG = {
         "everything": (lambda seconds, phase, speedups, days, budget: days > -1, "days, there are"),
         "numbers": (lambda *a: plan_by_sets(*a).nonzero()[:, 0], "True or False for each"),
     },
-    "q4": ruled(own_times, SELF_MISTAKES, "wrong") | {"touching counts as nested": touching_is_nested},
+    "q4": ruled(own_times, SELF_MISTAKES, "wrong")
+    | {"ties": by_stack, "touching counts as nested": functools.partial(by_stack, touching=True)},
 }

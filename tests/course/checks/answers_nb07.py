@@ -1,7 +1,5 @@
 """Answers to the exercises of lesson 07."""
 
-import heapq
-
 import torch
 import torch.nn.functional as F
 from answers import half_mended, ruled
@@ -65,18 +63,7 @@ def draw_changed(change):
     return lambda logits, tile, uniform: change(logits, tile, *draw_flat(logits, tile, uniform))
 
 
-# q4: a number of slots
-def slots_with_heap(lengths, host, fixed, row, most):
-    times = []
-    for slots in range(1, most + 1):
-        free = [0] * slots
-        for length in lengths.tolist():
-            heapq.heapreplace(free, free[0] + length)
-        times.append(max(free) * max(host, fixed + row * slots))
-    return 1 + min(range(most), key=times.__getitem__)
-
-
-RIGHT = {"q1": attend_at_once, "q2": tape_with_choices, "q3": draw_flat, "q4": slots_with_heap}
+RIGHT = {"q1": attend_at_once, "q2": tape_with_choices, "q3": draw_flat}
 WRONG = {
     "q1": ruled(attend, CACHE_MISTAKES, "wrong") | {"a mask of minus one": masked_by_minus_one},
     "q2": {
@@ -85,7 +72,7 @@ WRONG = {
         "forgets": (tape_without(_7=("add", "ended", "now", 0)), "stays so"),
         "no limit": (tape_without(3, 4, _6=("add", "now", "end", 0)), "has reached the limit"),
         "limit too early": (in_another_order(3, 4, 0, 1, 2, 5, 6, 7), "one step late"),
-        "flag before token": (in_another_order(0, 1, 3, 4, 5, 6, 7, 2), "turned into padding"),
+        "flag before token": in_another_order(0, 1, 3, 4, 5, 6, 7, 2),
         "no end": tape_without(5, 6, _7=("or", "ended", "ended", "full")),
         "nothing": lambda eos, pad, limit: [],
         "unknown": (lambda eos, pad, limit: [("if", "ended", 0)], "unknown operation"),
@@ -96,10 +83,10 @@ WRONG = {
     "q3": half_mended(wrong_draw, PLANTED)
     | {
         "place": (draw_changed(lambda logits, tile, tokens, logp: (tokens % tile, logp)), "place within the tile"),
-        "tile": (draw_changed(lambda logits, tile, tokens, logp: (tokens // tile, logp)), "number of the tile"),
+        "tile": draw_changed(lambda logits, tile, tokens, logp: (tokens // tile, logp)),
         "greedy": (draw_changed(lambda logits, tile, _, logp: (logits.argmax(-1), logp)), "most probable token"),
-        "probability": (draw_changed(lambda logits, tile, tokens, logp: (tokens, logp.exp())), "take its logarithm"),
-        "tokens alone": (lambda *a: draw_flat(*a)[0], "return two tensors"),
+        "probability": draw_changed(lambda logits, tile, tokens, logp: (tokens, logp.exp())),
+        "tokens alone": (lambda *a: draw_flat(*a)[0], "should be 2 tensors"),
     },
     "q4": ruled(slots_by, SLOT_RULES)
     | {

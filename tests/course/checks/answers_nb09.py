@@ -3,6 +3,9 @@
 from functools import partial
 
 import torch
+from answers import ruled
+
+from rlcourse.course.checks.nb09 import REGISTERS, SPLITS, best_by_trying, registers
 
 
 def merged(outputs, logs, sink, sinks=True, divide=True, top=lambda every: every.amax(0)):
@@ -12,46 +15,10 @@ def merged(outputs, logs, sink, sinks=True, divide=True, top=lambda every: every
     return (weights[:-1, :, None] * outputs).sum(0) / (total.clamp(min=1e-30)[:, None] if divide else 1)
 
 
-def times(tokens, at_once, most, fixed, tile=16, start=1, even=False):
-    found = []
-    for s in range(start, most + 1):
-        line = []
-        for n in tokens.tolist():
-            tiles, left = -(-n // tile), -(-n // tile)
-            for i in range(s):
-                line.append((tiles + s - 1 - i) // s if even else min(left, -(-tiles // s)))
-                left -= line[-1]
-        found.append([line[i : i + at_once] for i in range(0, len(line), at_once)])
-    return found
-
-
-def chosen(cost, last=False, **options):
-    def f(tokens, at_once, most, fixed):
-        found = [cost(waves, at_once, fixed) for waves in times(tokens, at_once, most, fixed, **options)]
-        splits = [s for s, time in enumerate(found, 1) if time == min(found)][-1 if last else 0]
-        return torch.tensor([splits, min(found)], dtype=torch.float32)
-
-    return f
-
-
-def longest(waves, at_once, fixed):
-    return float(sum(max(wave) + fixed for wave in waves))
-
-
-def held(values, row=lambda i, g, h: 8 * g + 2 * i + h, column=lambda c, p, f: 2 * c + p + 8 * f, bits=(0, 1, 2),
-         lane_of=lambda lane: (lane // 4, lane % 4)):  # fmt: skip
-    found = torch.zeros(4, 32, 8)
-    for i, lane, number in torch.cartesian_prod(torch.arange(4), torch.arange(32), torch.arange(8)).tolist():
-        g, c = lane_of(lane)
-        p, h, f = (number >> bit & 1 for bit in bits)
-        found[i, lane, number] = values[column(c, p, f), row(i, g, h)]
-    return found
-
-
 def changes(data, instructions, way, gb_s, ghz, sms, answer, combine=max, schedulers=4, fixed=False, **wrong):
     def time(i, w):
         waits = answer if fixed else data / way[w].item() * answer
-        issue = instructions[i].item() / (schedulers * (1 if wrong.get("one_sm") else sms) * ghz * 1e3)
+        issue = instructions[i].item() / (schedulers * sms * ghz * 1e3)
         return combine([data / (gb_s * (1 if wrong.get("units") else 1e3)), issue, waits])
 
     old, fewer, more, new = time(0, 0), time(1, 0), time(0, 1), time(1, 1)
@@ -68,42 +35,25 @@ def first_of_both(*arguments):
     return found
 
 
-RIGHT = {"q1": merged, "q2": chosen(longest), "q3": held, "q4": changes}
+RIGHT = {"q1": merged, "q4": changes}
 WRONG = {
     "q1": {
         "mean": (lambda o, s, k: o.mean(0), "mean of the outputs"),
-        "added": (lambda o, s, k: o.sum(0), "as they are"),
         "no sink": (partial(merged, sinks=False), "takes its share"),
         "one top": (partial(merged, top=torch.max), "one for all heads"),
         "not divided": (partial(merged, divide=False), "not divided by their sum"),
-        "log-sums": (lambda o, s, k: (s[..., None] * o).sum(0) / (s.sum(0) + k)[:, None], "log-sums themselves"),
     },
-    "q2": {
-        "full waves": (chosen(lambda w, a, f: longest([x for x in w if len(x) == a] or w[:1], a, f)), "last wave"),
-        "free": (chosen(lambda w, a, f: longest(w, a, 0)), "has to start and to end"),
-        "tokens": (chosen(longest, tile=1), "whole tiles"),
-        "mean": (chosen(lambda w, a, f: sum(map(sum, w)) / a + f * len(w)), "its longest CTA"),
-        "largest": (chosen(longest, last=True), "smallest number of splits"),
-        "even": (chosen(longest, even=True), "the last may get none"),
-        "never": lambda t, a, m, f: torch.tensor([1.0, longest(times(t, a, 1, f)[0], a, f)]),
-    },
-    "q3": {
-        "plain": (partial(held, row=lambda i, g, h: 16 * i + g + 8 * h), "new numbers"),
-        "half": (partial(held, row=lambda i, g, h: 8 * g + i + 4 * h), "odd dimension"),
-        "four": (partial(held, column=lambda c, p, f: 4 * c + p + 2 * f), "four in a row"),
-        "exchanged": (partial(held, bits=(0, 2, 1)), "exchanged"),
-        "below": (partial(held, bits=(1, 0, 2)), "side by side"),
-        "lanes": (partial(held, lane_of=lambda lane: (lane % 8, lane // 8)), "lane // 4"),
-        "transposed": lambda values: held(values).transpose(1, 2),
-    },
+    "q2": ruled(best_by_trying, SPLITS, "mistake")
+    | {"never": lambda tokens, at_once, most, fixed: best_by_trying(tokens, at_once, 1, fixed)},
+    "q3": {said: (partial(registers, **mistake), said) for said, mistake in REGISTERS.items()}
+    | {"transposed": lambda values: registers(values).transpose(1, 2)},
     "q4": {
         "sum": (partial(changes, combine=sum), "not their sum"),
         "one scheduler": (partial(changes, schedulers=1), "four schedulers"),
-        "one SM": (partial(changes, one_sm=True), "All SMs"),
         "units": (partial(changes, units=True), "a thousand bytes"),
         "answered once": (partial(changes, fixed=True), "more than once"),
         "exchanged": (partial(changes, exchanged=True), "second number"),
-        "swap": (partial(changes, swap=True), "wrong way round"),
+        "swap": partial(changes, swap=True),
         "no draw": first_of_both,
     },
 }
@@ -125,7 +75,6 @@ EDITS = {
         "power of 2": ("(math.log2(math.e) / math.sqrt(self.size))", "(1 / math.sqrt(self.size))", "log2(e)"),
         "not divided": ("acc[e] / cute.arch.fmax(l, Float32(1e-30))", "acc[e]", "divided by l"),
         "last slot": ("cutlass.range(begin, end)", "cutlass.range(begin, end - 1)", "last - 1"),
-        "first slot": ("cutlass.range(begin, end)", "cutlass.range(begin + 1, end)", "first slot"),
         "padding": ("cutlass.range(begin, end)", "cutlass.range(0, end)", "nan"),
         "half of it": ("out[pair, lane + 32 * e] =", "out[pair, lane] =", "was not written"),
     }

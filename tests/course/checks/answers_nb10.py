@@ -79,7 +79,7 @@ WRONG = {
         "its own time": (lambda h, k, r: k, "not always worth its time"),
         "reads forgotten": (lambda h, k, r: worth(h, k, torch.zeros_like(r)), "must wait where it reads"),
         "launch too": (lambda h, k, r: worth(h, k, r, launch_too=True), "still has to be launched"),
-        "times": (lambda h, k, r: step_time(h, k, r) - worth(h, k, r), "whole steps"),
+        "times": lambda h, k, r: step_time(h, k, r) - worth(h, k, r),
         "turned round": (lambda h, k, r: -worth(h, k, r), "wrong way round"),
     },
     "q2": {
@@ -91,8 +91,8 @@ WRONG = {
         "count": (lambda m: slots(m, last=None if m is None else lambda s: s.sum(1) - 1), "padded on the left"),
         "after": (lambda m: slots(m) + torch.tensor([[0], [1]]), "not the one after"),
         "all hidden": (lambda m: slots(m, first=lambda s: (~s).sum(1)), "no padding"),
-        "first row": (lambda m: slots(m, first=lambda s: s.long().argmax(1)[:1].expand(len(s))), "first row"),
-        "wrong way round": (lambda m: slots(m).flip(0), "wrong way round"),
+        "first row": lambda m: slots(m, first=lambda s: s.long().argmax(1)[:1].expand(len(s))),
+        "wrong way round": lambda m: slots(m).flip(0),
         "guess": (slots_guess, "returned something"),
         "floats": (lambda m: slots(m).float(), "whole numbers"),
         "int32": (lambda m: slots(m).int(), "int64"),
@@ -105,7 +105,7 @@ WRONG = {
         ),
         "half log-sum": (lambda q, k, v: fake(q, k, v, logsum=q.new_empty(q.shape[:2])), "float32"),
         "log-sum with a size": lambda q, k, v: fake(q, k, v, logsum=torch.empty(*q.shape[:2], 1)),
-        "shape of the cache": (lambda q, k, v: fake(q, k, v, out=q.new_empty(v.shape)), "one token a row"),
+        "shape of the cache": (lambda q, k, v: fake(q, k, v, out=q.new_empty(v.shape)), "a token for each row"),
         "output alone": (lambda q, k, v: fake(q, k, v)[0], "return three things"),
     },
 }

@@ -3,7 +3,7 @@
 import torch
 from answers import ruled
 
-from rlcourse.course.checks.nb12 import LEAKS, LEDGER, NORMS, SLOPES
+from rlcourse.course.checks.nb12 import LEAKS, LEDGER, NORMS, SLOPES, by_autograd, most, norm_gradients, walk
 
 
 # q1: one wrong gradient
@@ -18,36 +18,33 @@ def at_step(k, steps, plus, minus, claims):
 
 
 # q2: a ledger
-def rows_that_fit(budget, n, layers, kept, hidden, vocabulary, prompt, answer, chunk, again, rule=""):
+def rows_that_fit(budget, n, layers, kept, hidden, vocabulary, prompt, answer, chunk, again):
     """Both sides of the bend."""
-    room = budget - {"moments": 10, "gradients": 14, "copy": 16}.get(rule, 18) * n
-    tokens = answer if rule == "prompts" else prompt + answer
-    own = tokens * (4 * hidden * layers + kept * (rule != "one layer") if again else kept * layers)
-    logit = (4 if rule == "one copy" else 12) * vocabulary
-    of_head = prompt + answer if rule == "all tokens" else answer
-    below, beyond = room // (own + of_head * logit), (room - chunk * logit) // own
-    return max(0, {"a whole chunk": beyond, "no chunk": below}.get(rule, max(below, beyond)))
+    room, logit = budget - 18 * n, 12 * vocabulary
+    own = (prompt + answer) * (4 * hidden * layers + kept if again else kept * layers)
+    return max(0, room // (own + answer * logit), (room - chunk * logit) // own)
 
 
 # q3: gradients without logits
-def gradients(hidden, head, targets, a, b, temperature, chunk, rule=""):
+def gradients(hidden, head, targets, a, b, temperature, chunk, mistake=""):
     d_hidden, d_head = torch.zeros_like(hidden), torch.zeros_like(head)
     for h, y, weight, out in zip(*(t.split(chunk) for t in (hidden, targets, a, d_hidden)), strict=True):
-        if rule == "short" and len(h) < chunk:
+        if mistake == "short" and len(h) < chunk:
             break
-        logp = (h @ head.T / (1 if rule == "temperature" else temperature)).log_softmax(1)
+        logp = (h @ head.T / temperature).log_softmax(1)
         p = logp.exp()
-        total = 0.0 if rule == "no H" else -(p * logp).sum(1, keepdim=True)
         slope = weight[:, None] * (torch.nn.functional.one_hot(y, len(head)) - p)
-        slope += {"sign": 1, "log p alone": 0}.get(rule, -1) * b * p * (logp + total)
-        slope /= 1 if rule in ("inner", "temperature") else temperature
+        slope = (slope - b * p * (logp - (p * logp).sum(1, keepdim=True))) / temperature
         out.copy_(slope @ head)
-        d_head = slope.T @ h + (0 if rule == "last chunk" else d_head)
-    scale = {"mean": 1 / len(hidden), "minus": -1}.get(rule, 1)
-    return scale * d_hidden, scale * d_head
+        d_head = slope.T @ h + (0 if mistake == "last chunk" else d_head)
+    return d_hidden, d_head
 
 
-def by_autograd(hidden, head, targets, a, b, temperature, chunk, rule="all at once"):
+def gradients_with(*given, mistake):
+    return by_autograd(*given[:-1], mistake)
+
+
+def all_logits(hidden, head, targets, a, b, temperature, chunk, rule):
     """The right numbers, and all logits: in one tensor, in the graph of many chunks, or in a list."""
     if rule == "a list":
         kept = [h @ head.T for h in hidden.split(chunk)]
@@ -62,21 +59,13 @@ def by_autograd(hidden, head, targets, a, b, temperature, chunk, rule="all at on
 
 
 # q4: leaks
-def spoiled(positions, seen, learned, layers, rule=""):
+def spoiled(positions, seen, learned, layers):
     owner = (positions == 0).cumsum(0)
-    looks = (seen.T if rule == "turned" else seen).float()
-    bad, foreign = torch.zeros(len(owner)), (looks * (owner[:, None] != owner)).sum(1)
-    for _ in range({"one layer": 1, "for ever": 99}.get(rule, layers)):
-        bad = ((foreign + looks @ bad) > 0).float()
-    bad = bad > 0
-    before = torch.cat([torch.zeros(1, dtype=torch.bool), bad[:-1]])
+    bad, foreign = torch.zeros(len(owner)), (seen.float() * (owner[:, None] != owner)).sum(1)
+    for _ in range(layers):
+        bad = ((foreign + seen.float() @ bad) > 0).float()
     first = torch.cat([torch.zeros(1, dtype=torch.bool), owner[1:] != owner[:-1]])
-    if rule == "no shift":
-        return bad & learned & (torch.arange(len(owner)) > 0)
-    found = before if rule == "first tokens" else before | first
-    if rule == "all of it":
-        found = torch.isin(owner, owner[found & learned])
-    return found if rule == "not learned" else found & learned
+    return (torch.cat([torch.zeros(1), bad[:-1]]).bool() | first) & learned
 
 
 # q5: weights that do not move
@@ -99,14 +88,10 @@ def steps_to_move(weights, step, rule=""):
 
 
 # q6: a norm
-def mended(x, weight, g, eps, rule=""):
-    eps = 0.0 if rule == "eps" else eps
-    w = weight if rule == "no one" else 1 + weight
-    s = 1 / ((x * x).mean(-1, keepdim=True) + eps).sqrt()
-    along = ((g if rule == "hers" else g * w) * x).sum((-2, -1) if rule == "all heads" else -1, keepdim=True)
-    dx = s * g * w - (0 if rule == "held still" else s**3 * x * along / x.shape[-1])
-    dw = s * g * x
-    return dx, dw.mean((0, 1)) if rule == "a mean" else dw.sum((0, 1))
+def mended(x, weight, g, eps):
+    w, s = 1 + weight, 1 / ((x * x).mean(-1, keepdim=True) + eps).sqrt()
+    along = (g * w * x).sum(-1, keepdim=True)
+    return s * g * w - s**3 * x * along / x.shape[-1], (s * g * x).sum((0, 1))
 
 
 RIGHT = {"q1": wrong_gradient, "q2": rows_that_fit, "q3": gradients, "q4": spoiled, "q5": steps_to_move, "q6": mended}
@@ -117,26 +102,29 @@ WRONG = {
         "largest": (lambda *x: at_step(0, *x), "curvature"),
         "absolute": (lambda *x: wrong_gradient(*x, relative=False), "for its size"),
         "the best": (lambda *x: wrong_gradient(*x, last=torch.argmin), "it fits best"),
-        "always the first": lambda *x: 0,
         "step 1e-3": (lambda *x: at_step(3, *x), "No one step tells"),
     },
-    "q2": ruled(rows_that_fit, LEDGER)
+    "q2": ruled(most, LEDGER, "mistake")
     | {
         "one more": (lambda *x: rows_that_fit(*x) + 1, "One more does not fit"),
-        "none": lambda *x: 0,
     },
-    "q3": ruled(gradients, SLOPES | {"short": "", "last chunk": "one chunk's"})
+    "q3": ruled(gradients_with, SLOPES, "mistake")
+    | ruled(gradients, {"short": "", "last chunk": "one chunk's"}, "mistake")
+    | {
+        "minus": lambda *x: tuple(-each for each in gradients(*x)),
+        "mean": lambda *x: tuple(each / len(x[0]) for each in gradients(*x)),
+    }
     | ruled(
-        by_autograd,
+        all_logits,
         {
             "all at once": "The largest tensor has",
             "chunks in one graph": "what keeps them",
             "a list": "what keeps them",
         },
     ),
-    "q4": ruled(spoiled, LEAKS)
+    "q4": ruled(walk, LEAKS, "mistake")
     | {
-        "nothing": lambda p, s, learned, n: torch.zeros_like(learned),
+        "turned": lambda p, seen, learned, n: spoiled(p, seen.T, learned, n),
     },
     "q5": ruled(
         steps_to_move,
@@ -145,11 +133,12 @@ WRONG = {
             "ties move": "sometimes that is the weight itself",
             "ties stay": "an odd number gives way",
             "one side": "mind the direction",
-            "float16": "float16 has 11",
+            "float16": "",
             "rounded each step": "",
         },
     ),
-    "q6": ruled(mended, NORMS),
+    "q6": ruled(norm_gradients, NORMS, "mistake")
+    | {"a mean": lambda x, *rest: (mended(x, *rest)[0], mended(x, *rest)[1] / len(x) / x.shape[1])},
 }
 
 
@@ -176,13 +165,6 @@ EDITS = {
             "no part in",
         ),
         "no sum": ("(g[row, j] - mean)", "g[row, j]", "sum over the row is missing"),
-        "a sum that is added": ("(g[row, j] - mean)", "(g[row, j] + mean)", "taken off"),
-        "no probability in front": (f"{POWER} * (g[row, j] - mean)", "g[row, j] - mean", "in front is missing"),
         "g alone is summed": (OWN, "mean += g[row, j]", "not over g alone"),
-        "a mean over n": (
-            "warp_reduction_sum(mean)",
-            "warp_reduction_sum(mean) / Float32(z.shape[1])",
-            "not divided by n",
-        ),
     }
 }

@@ -1,7 +1,5 @@
 """What a notebook may try instead of an answer. Nothing earns a point, and nothing is left behind."""
 
-import base64
-import json
 import signal
 import socket
 import subprocess
@@ -27,10 +25,6 @@ on_linux = pytest.mark.skipif(isolation.way()[0] == GUARD, reason="needs namespa
 
 # How to read the text of a file `path` that holds an answer; whoever can, answers right.
 READERS = {kind: cells[0] for kind, cells in catalogue("readers").items()}
-OPEN_TO_A_GUARD = {  # what the line that the report prints names, and no guard in a process can close
-    "a search", "a search for solutions", "environment of the parent", "memory of the parent",
-    "command line of the grader", "a process of this machine", "compiled files",
-}  # fmt: skip
 TOOLS = textwrap.dedent(
     """
     import ctypes, gc, glob, inspect, io, os, subprocess, sys
@@ -95,28 +89,6 @@ def stolen(folder: Path, path: str) -> dict[str, str]:
 @pytest.mark.parametrize("path", [ANSWER, SOLUTION], ids=["package", "solution"])
 def test_no_way_leads_to_the_answers(path, tmp_path):
     assert Path(path).is_file() and stolen(tmp_path, path) == {}
-
-
-@pytest.mark.thorough
-def test_the_guard_closes_simple_ways_and_the_report_says_what_it_does_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(isolation, "way", lambda: (GUARD, "namespaces: Operation not permitted"))
-    assert set(stolen(tmp_path, ANSWER)) <= OPEN_TO_A_GUARD
-    result = grade(write(tmp_path / "91_a.ipynb", [RIGHT]))
-    assert result.score == 2 and "Operation not permitted" in report.as_text(result)
-
-
-@pytest.mark.thorough
-def test_code_of_the_course_that_is_not_in_the_notebook_earns_nothing_under_the_guard(tmp_path, monkeypatch):
-    monkeypatch.setattr(isolation, "way", lambda: (GUARD, "no namespaces"))
-    solution = json.loads((PACKAGE.parent / "solutions" / "00_start_here.ipynb").read_text())
-    answer = next("".join(c["source"]) for c in solution["cells"] if "def pass_at_k" in "".join(c["source"]))
-    loaded = f"import base64\nexec(base64.b64decode({base64.b64encode(answer.encode())!r}))"
-    earned = {}
-    for kind, cell in {"written": answer, "loaded": loaded}.items():
-        cells = [IMPORTS.format(number="00") + "\nimport math, torch", cell, "check.q2(pass_at_k)"]
-        result = grade(write(tmp_path / f"00_{kind}.ipynb", cells)).results[1]
-        earned[kind] = result.score / result.possible
-    assert earned == {"written": 1, "loaded": 0}
 
 
 HARM = {kind: cells[0] for kind, cells in catalogue("harm", answer="def double(x):\n    return x").items()}

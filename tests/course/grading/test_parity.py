@@ -34,7 +34,7 @@ def without_line(found):
 def test_card_and_grader_say_the_same(lesson, name):
     question = asked(lesson, name)
     wrong = [function for function, *_ in wrong_answers(lesson, name).values()]
-    for function in [solution(lesson, name), another(lesson, name), *wrong[:6]]:
+    for function in filter(None, [solution(lesson, name), another(lesson, name), *wrong[:6]]):
         assert without_line(graded(question, function)) == without_line(on_card(question, function))
 
 

@@ -11,7 +11,6 @@ from float64 import results
 from kernel_cases import (
     BF16,
     CASES,
-    EPS,
     F16,
     attention_case,
     logprob_case,
@@ -19,7 +18,7 @@ from kernel_cases import (
     residual_case,
     sum_case,
 )
-from launching import DEVICE, on_device, run, spread
+from launching import DEVICE, on_device, run
 from thorough import thinned, thorough
 from torch import ones
 
@@ -27,12 +26,12 @@ from rlcourse.course.kernels import residual_norm as training
 from rlcourse.course.kernels.adamw import adamw
 from rlcourse.course.kernels.attention_backward import AttentionBackwardKeys
 from rlcourse.course.kernels.embedding import embedding_backward
-from rlcourse.course.kernels.residual_norm import ResidualNorm, ResidualNormBackward
-from rlcourse.course.kernels.rms_norm import RMSNorm, add_rms_norm, add_rms_norm_reference, rms_norm
+from rlcourse.course.kernels.residual_norm import ResidualNormBackward
+from rlcourse.course.kernels.rms_norm import RMSNorm
 from rlcourse.course.kernels.rms_norm_backward import RMSNormBackward
 from rlcourse.course.kernels.rope import Rope
 from rlcourse.course.kernels.sampler import sample
-from rlcourse.course.kernels.swiglu import Swiglu, swiglu, swiglu_backward, swiglu_reference
+from rlcourse.course.kernels.swiglu import Swiglu
 from rlcourse.kernels import KernelError
 from rlcourse.kernels.toolchain import compiled, interpreted
 
@@ -70,7 +69,7 @@ def test_references_compute_what_float64_does(case):
     case.check(found, exact[: len(found)])
 
 
-TALKING = [(residual_case, 9, 264, F16), (norm_backward_case, 5, 256, 2), (sum_case, 450, 40),
+TALKING = [(residual_case, 9, 160, F16), (norm_backward_case, 5, 256, 2), (sum_case, 450, 40),
            (attention_case, [0, 40, 50], 2, 1, BF16), (logprob_case, 2, 2049, BF16)]  # fmt: skip
 
 
@@ -94,20 +93,6 @@ def test_operations_are_what_they_say(case):
         argument.requires_grad_()
     with interpreted() if DEVICE == "cpu" else contextlib.nullcontext():
         torch.library.opcheck(case.operation, tuple(arguments))
-
-
-def test_a_compiled_function_keeps_them_in_one_graph():
-    def layer(x, residual, weight, norm=add_rms_norm, gate=swiglu):
-        y = norm(x, residual, weight, EPS)
-        return gate(torch.cat([y, residual], -1))
-
-    x, residual, weight = (torch.randn(*shape).to(DEVICE, BF16) for shape in ((3, 64), (3, 64), (64,)))
-    again = residual.clone()
-    expected = layer(x, again, weight, add_rms_norm_reference, swiglu_reference)
-    whole = torch.compile(layer, fullgraph=True, backend="inductor" if DEVICE == "cuda" else "aot_eager")
-    with interpreted() if DEVICE == "cpu" else contextlib.nullcontext():
-        torch.testing.assert_close(whole(x, residual, weight), expected)
-    assert torch.equal(residual, again)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="about CUDA graphs")
@@ -152,21 +137,17 @@ def test_an_h200_has_room_for_two_blocks_at_a_time(hidden):
     assert 2 * code.registers * kernel.threads <= 65536 and 2 * (code.shared_bytes + 1024) <= 228 * 1024
 
 
-X, COUNTERS = torch.zeros(4, 128).bfloat16(), (torch.tensor([3]), torch.arange(2))
+COUNTERS = torch.tensor([3]), torch.arange(2)
 STATE = [torch.zeros(8) for _ in range(4)]
 REFUSED = [  # what is not taken, and key words of the sentence that says so
     *((lambda hidden=hidden: RMSNorm(hidden, "bfloat16"), f"cut rows of {hidden}") for hidden in (100, 184, 8192)),
-    *((lambda hidden=hidden: RMSNormBackward(hidden), f"cannot cut rows of {hidden}") for hidden in (100, 192, 4096)),
-    *((lambda hidden=hidden: ResidualNorm(hidden, "bfloat16"), f"cut rows of {hidden}") for hidden in (100, 2056)),
+    *((lambda hidden=hidden: RMSNormBackward(hidden), f"cannot cut rows of {hidden}") for hidden in (192, 4096)),
+    (lambda: ResidualNormBackward(2056, "bfloat16"), "cut rows of 2056"),
     (lambda: Swiglu(100, "bfloat16"), "Swiglu cannot cut rows of 100: it takes multiples of 8"),
     (lambda: Swiglu(64, "float32"), "Swiglu is for bfloat16 or float16"),
     (lambda: Rope(4, 24, "bfloat16"), "cannot cut heads of 24"),
     (lambda: AttentionBackwardKeys(3, 2, 64), "AttentionBackwardKeys takes heads of size 64"),
-    (lambda: run(rms_norm, spread(X, 136)._base[:, 1:129], X[0], EPS), "begins at an address that 16 does not divide"),
-    (lambda: run(swiglu_backward, X, X[:, :64].float()), "dy of SwigluBackward must be bfloat16 and is float32"),
-    (lambda: run(sample, torch.randn(2, 1001), 1.0, *COUNTERS), "stride 1001 in dimension 0, which 16-byte loads"),
     (lambda: run(sample, torch.randn(2, 8).double(), 1.0, *COUNTERS), "or float32 and not for float64"),
-    (lambda: run(sample, torch.randn(3, 8), 1.0, *COUNTERS), r"counter of Sampler must have shape \[3\] and has \[2\]"),
     (lambda: run(adamw, *STATE, STATE[0].half(), 0, 0.1), "counts steps from 1 and got 0"),
 ]
 

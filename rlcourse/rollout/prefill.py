@@ -13,8 +13,9 @@ from rlcourse.exact.layers import QUERIES, angles_at, layer_pass
 from rlcourse.exact.products import one_chain
 from rlcourse.exact.weights import FusedWeights
 from rlcourse.rollout.blocks import NOBODYS
-from rlcourse.rollout.paged_scheduler import Piece
+from rlcourse.rollout.scheduler import Piece
 from rlcourse.rollout.slots import Slots
+from rlcourse.rollout.triton_attention import prefill_attention_kernel
 
 
 def passes(pieces: list[Piece], most_tokens: int, most_pieces: int) -> list[list[Piece]]:
@@ -31,23 +32,24 @@ def passes(pieces: list[Piece], most_tokens: int, most_pieces: int) -> list[list
     return found
 
 
-def prefill_pieces(weights: FusedWeights, slots: Slots, pieces: Tensor, length: int) -> Tensor:
+def prefill_pieces(weights: FusedWeights, slots: Slots, cache: Tensor, pieces: Tensor, length: int) -> Tensor:
     """x [pieces, d] after the last token of each piece; keys and values of all their tokens go into the completions'
-    blocks.
+    blocks of the cache [layers, 2, num_blocks, K, BLOCK_TOKENS, D].
 
     pieces [pieces, 4] int64: completion, prompt, first token, end; length: at least that of the longest. A piece may
     see what another one writes: each layer writes everything before it reads.
     """
     completion, prompt, begin, end = pieces.unbind(1)
     at = begin[:, None] + torch.arange(length, device=pieces.device)  # [pieces, length], padding included
-    ids, blocks = _tokens(slots, completion, prompt, at), _blocks(slots, completion, at, end)
-    places = at.flatten() % slots.cache.shape[4]
+    block_tokens = cache.shape[4]
+    ids, blocks = _tokens(slots, completion, prompt, at), _blocks(slots, completion, at, end, block_tokens)
+    places = at.flatten() % block_tokens
     angles = angles_at(weights, at.flatten().clamp(max=len(weights.cos) - 1))
     with one_chain():
         x = weights.embedding[ids.flatten()].float()
-        for layer, cache in zip(weights.layers, slots.cache, strict=True):
+        for layer, its_cache in zip(weights.layers, cache, strict=True):
 
-            def attend(q: Tensor, k: Tensor, v: Tensor, cache: Tensor = cache) -> tuple[Tensor, None]:
+            def attend(q: Tensor, k: Tensor, v: Tensor, cache: Tensor = its_cache) -> tuple[Tensor, None]:
                 cache[0][blocks, :, places], cache[1][blocks, :, places] = k, v
                 return attention(q, cache, slots.block_table, pieces, length), None
 
@@ -59,8 +61,6 @@ def prefill_pieces(weights: FusedWeights, slots: Slots, pieces: Tensor, length: 
 def attention(q: Tensor, cache: Tensor, table: Tensor, pieces: Tensor, length: int) -> Tensor:
     """Attention of queries q [pieces * length, H, D] to the keys up to their own in a layer's cache [2, blocks, K,
     BLOCK_TOKENS, D]: as many."""
-    from rlcourse.rollout.triton_prefill import prefill_attention_kernel
-
     out, (_, heads, size) = torch.empty_like(q), q.shape
     prefill_attention_kernel[(triton.cdiv(length, QUERIES), heads, len(pieces))](
         q, cache, table, pieces, out, table.shape[1], length, LOG2_E * size**-0.5, heads, cache.shape[2], size,
@@ -78,8 +78,8 @@ def _tokens(slots: Slots, completion: Tensor, prompt: Tensor, at: Tensor) -> Ten
     return torch.where(number < 0, of_prompt, sampled)
 
 
-def _blocks(slots: Slots, completion: Tensor, at: Tensor, end: Tensor) -> Tensor:
+def _blocks(slots: Slots, completion: Tensor, at: Tensor, end: Tensor, block_tokens: int) -> Tensor:
     """The blocks [pieces * length] of these positions; nobody's, from `end` on."""
-    number = (at // slots.cache.shape[4]).clamp(max=slots.block_table.shape[1] - 1)
+    number = (at // block_tokens).clamp(max=slots.block_table.shape[1] - 1)
     blocks = slots.block_table[completion[:, None], number]
     return torch.where(at < end[:, None], blocks, NOBODYS).flatten()

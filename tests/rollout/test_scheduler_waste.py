@@ -1,13 +1,13 @@
-"""What the paged scheduler must not do for nothing: no answer would change, so the simulated device cannot notice."""
+"""What the scheduler must not do for nothing: no answer would change, so the simulated device cannot notice."""
 
 from itertools import pairwise
 
-import paged_device
 import pytest
-from paged_device import PagedDevice, Request
+import simulated_device
+from simulated_device import Device, Request
 
 from rlcourse.rollout.blocks import BlockManager
-from rlcourse.rollout.paged_scheduler import PagedScheduler
+from rlcourse.rollout.scheduler import Scheduler
 
 LENGTHS = [30, *range(2, 30), 3, 3, 3]
 
@@ -15,10 +15,10 @@ LENGTHS = [30, *range(2, 30), 3, 3, 3]
 @pytest.fixture
 def plans(monkeypatch) -> list:
     """Those of a rollout with blocks for all."""
-    found, next_plan = [], PagedScheduler.next_plan
-    monkeypatch.setattr(PagedScheduler, "next_plan", lambda self: found.append(next_plan(self)) or found[-1])
+    found, next_plan = [], Scheduler.next_plan
+    monkeypatch.setattr(Scheduler, "next_plan", lambda self: found.append(next_plan(self)) or found[-1])
     request = Request([[1, 2, 3], [4, 5]], 16, 30, LENGTHS)
-    paged_device.run(BlockManager(400, block_tokens=4), PagedDevice(400, 4), request, slots=32)
+    simulated_device.run(BlockManager(400, block_tokens=4), Device(400, 4), request, slots=32)
     return found[:-1]
 
 
@@ -37,11 +37,11 @@ def test_a_row_is_sent_only_when_it_has_changed(plans):
 
 @pytest.mark.parametrize(
     ("running", "available", "room"),
-    [(3, 0, True), (4, 4, False), (4, 5, True), (7, 7, False), (7, 8, True), (8, 100, False)],
+    [(3, 0, True), (4, 8, False), (4, 9, True), (7, 8, False), (7, 9, True), (8, 100, False)],
 )
-def test_a_completion_may_wait_with_blocks_while_each_that_runs_can_have_one_more(running, available, room):
-    """Of four slots, and as many completions ahead of them."""
-    scheduler = PagedScheduler(BlockManager(401, block_tokens=4), [[1]] * 40, 1, 9, num_slots=4, steps_between_looks=2)
+def test_a_completion_may_wait_with_blocks_that_none_in_a_slot_needs(running, available, room):
+    """Of four slots, and as many completions ahead of them. Each has one block of the three of its full length."""
+    scheduler = Scheduler(BlockManager(401, block_tokens=4), [[1]] * 40, 1, 9, num_slots=4, steps_between_looks=2)
     scheduler.tables = {completion: [completion + 1] for completion in range(running)}
     del scheduler.blocks.free_blocks[available:]
     assert scheduler._room_ahead() == room
@@ -49,7 +49,7 @@ def test_a_completion_may_wait_with_blocks_while_each_that_runs_can_have_one_mor
 
 def test_a_prompts_blocks_stay_while_one_of_its_completions_has_room():
     blocks = BlockManager(21, block_tokens=4)
-    scheduler = PagedScheduler(blocks, [[1, 2, 3], [4, 5, 6]], 3, 9, num_slots=6)
+    scheduler = Scheduler(blocks, [[1, 2, 3], [4, 5, 6]], 3, 9, num_slots=6)
     scheduler.rows, scheduler.limit = {}, 5  # the second of the second prompt
     scheduler.tables = {completion: blocks.allocate(1) for completion in range(5)}
     scheduler.prompt_blocks = kept = blocks.allocate(1)
@@ -63,7 +63,7 @@ def test_a_prompts_blocks_stay_while_one_of_its_completions_has_room():
 def test_only_a_new_prompt_of_whole_blocks_computes_its_last_one_again(sampled, found):
     """A completion that was sent back needs no logits of the prompt."""
     blocks, prompt = BlockManager(11, block_tokens=4), [1, 2, 3, 4, 5, 6, 7, 8]
-    scheduler = PagedScheduler(blocks, [prompt], 1, 9, num_slots=1)
+    scheduler = Scheduler(blocks, [prompt], 1, 9, num_slots=1)
     table = blocks.allocate(2)
     blocks.keep(prompt, table)
     blocks.release(table)

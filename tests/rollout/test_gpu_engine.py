@@ -1,4 +1,4 @@
-"""The paged engine against the one that has room for all: on a GPU, or in Triton's interpreter on a CPU.
+"""The engine on a GPU, and within a budget against itself with room for all; or in Triton's interpreter on a CPU.
 
 On a CPU a block, and a tile of attention, has few tokens, so that short answers need several.
 """
@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
@@ -14,22 +15,12 @@ from policies import DEVICE, make_policy
 from reference import answers
 from thorough import thorough
 
-from rlcourse.exact import LOG2_E, layers, weights
-from rlcourse.rollout import (
-    blocks,
-    fast,
-    make_engine,
-    paged,
-    paged_prefill,
-    scheduler,
-    slots,
-    triton_attention,
-    triton_step,
-)
+from rlcourse import rollout
+from rlcourse.exact import EXACT, LOG2_E, layers, weights
+from rlcourse.rollout import blocks, gpu_engine, make_engine, prefill, scheduler, slots, triton_attention, triton_step
 from rlcourse.rollout.blocks import BLOCK_TOKENS
-from rlcourse.rollout.fast import FastEngine
-from rlcourse.rollout.paged import PagedEngine
-from rlcourse.rollout.paged_scheduler import Piece
+from rlcourse.rollout.gpu_engine import GPUEngine
+from rlcourse.rollout.scheduler import Piece
 from rlcourse.sampling import GREEDY, Sampling
 
 ON_GPU = DEVICE == "cuda"
@@ -52,33 +43,31 @@ def policy_that_ends(share: int = 12 * BLOCK // 8, seed: int = 3, **kind):
 @pytest.fixture
 def small(monkeypatch):
     """Kernels also on a CPU and in float32, and there small blocks."""
-    for module in (fast, paged):
-        monkeypatch.setattr(module, "has_kernels", weights.fits)
-    monkeypatch.setattr(fast, "is_exact", weights.fits)
-    monkeypatch.setattr(paged, "STEPS_BETWEEN_LOOKS", BLOCK // 4)
+    monkeypatch.setattr(rollout, "has_kernels", weights.fits)
+    monkeypatch.setattr(gpu_engine, "STEPS_BETWEEN_LOOKS", BLOCK // 4)
     monkeypatch.setattr(scheduler, "SMALLEST", 1)  # so that the batch becomes smaller, too
     if not ON_GPU:
         for module in (triton_step, layers):
             monkeypatch.setattr(module, "KEYS", BLOCK)
-        for module in (blocks, paged, slots):
+        for module in (blocks, gpu_engine, slots):
             monkeypatch.setattr(module, "BLOCK_TOKENS", BLOCK)
-        monkeypatch.setattr(paged.BlockManager.__init__, "__defaults__", (BLOCK,))
-        monkeypatch.setattr(paged, "SHORTEST_PIECE", 8)
+        monkeypatch.setattr(blocks.BlockManager.__init__, "__defaults__", (BLOCK,))
+        monkeypatch.setattr(gpu_engine, "SHORTEST_PIECE", 8)
 
 
-class Watched(PagedEngine):
+class Watched(GPUEngine):
     """An engine with so many blocks besides nobody's, which keeps its plans, and looks who is in the slots."""
 
-    def __init__(self, policy, usable: int, slots: int = 16):
-        super().__init__(policy, DTYPE, 1.0, slots)
-        self.num_blocks, self.plans = usable + 1, []
+    def __init__(self, policy, usable: int | None, slots: int = 16):
+        super().__init__(policy, DTYPE, max_slots=slots)
+        self.budget, self.plans = usable + 1 if usable else 0, []
 
     def _prepare(self, plan, *arguments):
         self.plans.append(plan)
         assert len(self.plans) < 200, "it does not end"
         super()._prepare(plan, *arguments)
         live = self.slots.completion[~self.slots.done].tolist()
-        assert len(set(live)) == len(live) and self.nobody not in live
+        assert len(set(live)) == len(live) and self.slots.nobody not in live
 
     @property
     def pieces(self) -> list[Piece]:
@@ -99,9 +88,9 @@ def assert_same(found, expected) -> None:
     assert torch.equal(found.finished, expected.finished)
 
 
-def unpaged(policy, prompts, num_generations: int, new: int, sampling: Sampling, seed: int = 1):
-    torch.manual_seed(seed)
-    return FastEngine(policy, DTYPE).generate(prompts, num_generations, new, sampling)
+def with_room(policy, prompts, num_generations: int, new: int, sampling: Sampling, seed: int = 1):
+    """With blocks for all, all at once."""
+    return generate(GPUEngine(policy, DTYPE), prompts, num_generations, new, sampling, seed)
 
 
 def generate(engine, prompts, num_generations: int, new: int, sampling: Sampling, seed: int = 1):
@@ -122,65 +111,65 @@ def test_a_prompt_of_whole_blocks_is_found_again_until_the_weights_change(kind, 
             parameter.grad = parameter.detach().clone()
         torch.optim.AdamW(policy.model.parameters(), lr=0.01, fused=True).step()  # which PyTorch does not count
     if "synced" in kind:
-        engine.decoder.sync()
+        engine.weights.sync(policy.model)
     if "sleep" in kind:
         engine.sleep()
         assert engine.slots is engine.cache is engine.step is None
     engine.plans = []
     found = generate(engine, [prompt], 1, 2, Sampling())
     assert [piece.begin for piece in engine.pieces] == [0]
-    assert_same(found, unpaged(policy, [prompt], 1, 2, Sampling()))
+    assert_same(found, with_room(policy, [prompt], 1, 2, Sampling()))
     assert torch.equal(found.logprobs, before.logprobs) == (kind == "sleep")
 
 
 def test_pieces_are_joined_as_long_as_padding_allows():
     pieces = [Piece(i, 0, n, True) for i, n in enumerate((5, 3, 4, 20, 1, 1))]
-    found = paged_prefill.passes(pieces, 15, 2)
+    found = prefill.passes(pieces, 15, 2)
     assert [[piece.completion for piece in group] for group in found] == [[4, 5], [1, 2], [0], [3]]
-    assert [len(group) for group in paged_prefill.passes(pieces, 16, 9)] == [4, 1, 1]
-    assert [len(group) for group in paged_prefill.passes(pieces, 15, 9)] == [3, 2, 1]
-    assert paged_prefill.passes([], 15, 9) == []
+    assert [len(group) for group in prefill.passes(pieces, 16, 9)] == [4, 1, 1]
+    assert [len(group) for group in prefill.passes(pieces, 15, 9)] == [3, 2, 1]
+    assert prefill.passes([], 15, 9) == []
     late = [Piece(0, 8, 10, True), Piece(1, 0, 9, True), Piece(2, 8, 9, True)]  # what begins at 8 may read the other's
-    assert [[p.completion for p in group] for group in paged_prefill.passes(late, 9, 9)] == [[1], [2, 0]]
+    assert [[p.completion for p in group] for group in prefill.passes(late, 9, 9)] == [[1], [2, 0]]
 
 
 def test_a_short_piece_is_not_computed_before_the_long_one_that_it_reads(small, monkeypatch):
     policy, prompts = policy_that_ends(), [[*START, *range(30, 30 + BLOCK // 2)], [*START, 50]]
-    monkeypatch.setattr(paged, "PREFILL_TOKENS", 2 * BLOCK)  # enough for both, and not for both as long as the longest
+    monkeypatch.setattr(gpu_engine, "PREFILL_TOKENS", 2 * BLOCK)  # enough, but not if both are as long
     engine = Watched(policy, 40)
     found = generate(engine, prompts, 1, 2, GREEDY)
     assert [(p.begin, p.end) for p in engine.plans[0].pieces] == [(0, BLOCK + BLOCK // 2), (BLOCK, BLOCK + 1)]
-    assert len(paged_prefill.passes(engine.plans[0].pieces, 2 * BLOCK, 9)) == 2
-    assert_same(found, unpaged(policy, prompts, 1, 2, GREEDY))
+    assert len(prefill.passes(engine.plans[0].pieces, 2 * BLOCK, 9)) == 2
+    assert_same(found, with_room(policy, prompts, 1, 2, GREEDY))
 
 
 @pytest.mark.parametrize("splits", [1, 5])
-def test_attention_over_blocks_has_the_bits_of_that_over_rows(splits):
-    """Also where there are more splits than blocks: 5 of them, for up to three blocks."""
+def test_attention_over_blocks_is_that_over_rows(splits):
+    """Also where there are more splits than blocks: 5 of them, for up to three blocks. What it does not have is nan."""
     keys, heads, kv_heads, rows, head_dim = BLOCK, 4, 2, 4, 64
     torch.manual_seed(0)
     cache = torch.randn(2, rows, kv_heads, 3 * keys, head_dim, device=DEVICE).to(DTYPE)
-    q = torch.randn(rows, heads * head_dim, device=DEVICE).to(DTYPE)
+    q = torch.randn(rows, heads, head_dim, device=DEVICE).to(DTYPE)
     position = torch.tensor([0, keys - 1, keys, 3 * keys - 1], device=DEVICE)
     completion = torch.tensor([2, 0, 3, 1], device=DEVICE)
     order = torch.randperm(rows * 3, device=DEVICE) + 1
     table = torch.zeros(rows + 1, 3, dtype=torch.int32, device=DEVICE)
     pool = torch.full((2, 1 + rows * 3, kv_heads, keys, head_dim), float("nan"), device=DEVICE).to(DTYPE)
     for row, owner in enumerate(completion.tolist()):
-        for j in range(int(position[row]) // keys + 1):  # further ones it does not have
+        for j in range(int(position[row]) // keys + 1):
             table[owner, j] = block = order[3 * row + j]
             pool[:, block] = cache[:, row, :, j * keys : (j + 1) * keys]
-    found = []
-    for part, owners, is_paged in ((cache, (completion, completion, 0), False), (pool, (table, completion, 3), True)):
-        out, arrived = torch.zeros_like(q), torch.zeros(rows * kv_heads, dtype=torch.int32, device=DEVICE)
-        partial_acc = torch.zeros(rows * kv_heads * 3 * 32, head_dim, device=DEVICE)
-        triton_attention.attention_kernel[(kv_heads, rows, splits)](
-            q, part, *owners, position, partial_acc, partial_acc[:, :2].clone(), arrived, out, LOG2_E * head_dim**-0.5,
-            heads, kv_heads, head_dim, *part.stride()[:3], splits, 3, keys, is_paged, PDL=False, enable_fp_fusion=False,
-        )  # fmt: skip
-        found.append(out)
-    assert torch.equal(*found)
-    assert found[0].isfinite().all() and (found[0] != 0).any(1).all()
+    out, arrived = torch.zeros_like(q), torch.zeros(rows * kv_heads, dtype=torch.int32, device=DEVICE)
+    partial_acc = torch.zeros(rows * kv_heads * 3 * 32, head_dim, device=DEVICE)
+    triton_attention.attention_kernel[(kv_heads, rows, splits)](
+        q, pool, table, completion, 3, position, partial_acc, partial_acc[:, :2].clone(), arrived, out,
+        LOG2_E * head_dim**-0.5, heads, kv_heads, head_dim, *pool.stride()[:3], splits, keys, PDL=False, **EXACT,
+    )  # fmt: skip
+    seen = torch.arange(3 * keys, device=DEVICE) <= position[:, None, None, None]
+    wide = q[:, :, None].float(), *cache.float()
+    expected = F.scaled_dot_product_attention(*wide, attn_mask=seen, enable_gqa=True)[:, :, 0]
+    torch.testing.assert_close(out.float(), expected, atol=2e-2 if ON_GPU else 1e-5, rtol=0)
+    assert not arrived.any()
 
 
 def test_what_does_not_fit_is_refused_in_a_sentence(small, monkeypatch):
@@ -198,10 +187,24 @@ def test_what_does_not_fit_is_refused_in_a_sentence(small, monkeypatch):
 
 def test_the_budget_is_that_of_the_cache(small):
     engine = make_engine(policy_that_ends(), "fast", DTYPE, cache_gb=0.001)
-    assert isinstance(engine, PagedEngine)
+    assert isinstance(engine, GPUEngine)
     engine.generate(PROMPTS[:1], 1, 1, GREEDY)
     size = engine.cache.numel() * engine.cache.element_size()
     assert 0.8e6 < size <= 1e6
+
+
+def test_without_a_budget_nobody_is_sent_back_and_room_is_used_again(small):
+    policy = policy_that_ends()
+    policy.eos_ids = [policy.model.config.vocab_size]
+    engine = Watched(policy, None, 2)
+    found = generate(engine, PROMPTS[:2], 2, 3, GREEDY)
+    assert not sent_back(engine.plans) and len(engine.pieces) == 2
+    assert_same(found, with_room(policy, PROMPTS[:2], 2, 3, GREEDY))
+    cache = engine.cache
+    generate(engine, PROMPTS[:1], 1, 2, GREEDY)
+    assert engine.cache is cache
+    engine._make_room(PROMPTS[:1], 1, 6 * BLOCK)
+    assert engine.cache.shape[2] > cache.shape[2]
 
 
 @pytest.mark.thorough
@@ -213,7 +216,7 @@ def test_answers_are_those_of_the_engine_with_room_for_all(small):
         engine = Watched(policy, 7, 8)
         engine.late = 1
         found = generate(engine, PROMPTS, 2, NEW, Sampling(0.8))
-        assert_same(found, unpaged(policy, PROMPTS, 2, NEW, Sampling(0.8)))
+        assert_same(found, with_room(policy, PROMPTS, 2, NEW, Sampling(0.8)))
         assert len(found.completion_lengths.unique()) > 1
         taken_up = any(piece.end > len(PROMPTS[piece.completion // 2]) for piece in engine.pieces)
         if any(plan.together for plan in engine.plans) and sent_back(engine.plans) and (taken_up or ON_GPU):
@@ -228,4 +231,4 @@ def test_what_was_sent_back_says_what_it_would_have_said(small):
     engine, prompts = Watched(policy, 3, 4), PROMPTS[2:]
     found = generate(engine, prompts, 1, 5, GREEDY)
     assert sent_back(engine.plans)
-    assert_same(found, unpaged(policy, prompts, 1, 5, GREEDY))
+    assert_same(found, with_room(policy, prompts, 1, 5, GREEDY))

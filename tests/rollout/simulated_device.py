@@ -1,4 +1,4 @@
-"""A device of plain lists that does what `paged_scheduler.py` says a device does, and trusts nobody.
+"""A device of plain lists that does what `scheduler.py` says a device does, and trusts nobody.
 
 What it keeps for a token is the weights' version and a number for all tokens up to this one, as keys and values depend
 on nothing else. Before it samples it looks whether every entry that it reads is the right one.
@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass
 
 from rlcourse.rollout.blocks import BlockManager
-from rlcourse.rollout.paged_scheduler import PagedPlan, PagedScheduler
+from rlcourse.rollout.scheduler import Plan, Scheduler
 
 prefixes: dict[tuple[int, int], int] = {}  # (number of all tokens before, token) → number of all with this one
 
@@ -43,7 +43,7 @@ class Request:
         return [self.token(completion, number) for number in range(length)]
 
 
-class PagedDevice:
+class Device:
     """Memory of `num_blocks`, and, from `begin` on, a request and slots."""
 
     def __init__(self, num_blocks: int, block_tokens: int, seed: int = 0):
@@ -64,8 +64,8 @@ class PagedDevice:
         self.pieces: list[tuple] = []
         self.sent_back: list[int] = []  # completions that were in a slot
 
-    def run(self, plan: PagedPlan) -> tuple[list[int], list[bool]]:
-        """What the contract says, in its order; what it reports."""
+    def run(self, plan: Plan) -> tuple[list[int], list[bool]]:
+        """What the plan says, in its order; what is reported."""
         self.limit, self.writers = plan.limit, {}
         for slot in range(len(self.done)):
             if self.completion[slot] >= plan.limit:
@@ -173,7 +173,7 @@ class PagedDevice:
             self.done[slot] = self.ended[completion]
 
 
-def check_blocks(blocks: BlockManager, scheduler: PagedScheduler, device: PagedDevice) -> None:
+def check_blocks(blocks: BlockManager, scheduler: Scheduler, device: Device) -> None:
     """Who holds what is counted; nothing is lost, or given away twice; what can be found is what it is found by."""
     tables = [*scheduler.tables.values(), scheduler.prefilling or [], scheduler.prompt_blocks or []]
     tables.append(scheduler.leaving)
@@ -192,7 +192,7 @@ def check_blocks(blocks: BlockManager, scheduler: PagedScheduler, device: PagedD
             assert device.memory[block] == expected, "what is found by its tokens is something else"
 
 
-def check_rows(blocks: BlockManager, scheduler: PagedScheduler, device: PagedDevice, before: int, tokens: int) -> None:
+def check_rows(blocks: BlockManager, scheduler: Scheduler, device: Device, before: int, tokens: int) -> None:
     """As many run as the blocks allow: the next one did not fit, unless something was just sent back, slots are full
     or there were enough tokens to prefill."""
     request, following = device.request, scheduler.limit
@@ -207,17 +207,17 @@ def check_rows(blocks: BlockManager, scheduler: PagedScheduler, device: PagedDev
 
 def run(
     blocks: BlockManager,
-    device: PagedDevice,
+    device: Device,
     request: Request,
     version: int = 0,
     slots: int = 8,
     every: int = 4,
     late: int = 1,
     prefill_tokens: int = 10**6,
-) -> PagedScheduler:
+) -> Scheduler:
     """A rollout. Every completion has its tokens in the end, and nobody holds a block."""
     blocks.use_weights(version)
-    scheduler = PagedScheduler(
+    scheduler = Scheduler(
         blocks, request.prompts, request.num_generations, request.max_new_tokens, slots, every, late, prefill_tokens
     )
     device.begin(request, version, scheduler.num_slots, scheduler.table_width, late)
