@@ -38,7 +38,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "gradient_checkpointing": True,
     },
     # More prompts per step, or none that taught nothing in the last epoch, get no further: the record gsm8k-settings.
-    "h200": _GSM8K | {"num_prompts": 32, "num_generations": 8, "micro_batch_tokens": 32768, "logprob_chunk": 16384},
+    "h200": _GSM8K
+    | {
+        "num_prompts": 32,
+        "num_generations": 8,
+        "micro_batch_tokens": 32768,
+        "logprob_chunk": 16384,
+        "save_every": 500,  # a run takes four minutes, and saves where it is stopped
+    },
     "deepmath": _GPU  # for a GPU as large as the H200
     | {
         "compile": True,
