@@ -152,9 +152,9 @@ class Scheduler:
         length = self.lengths[completion]
         return length + self.unseen if length > self.starts_with[completion] else length
 
-    def _blocks_needed(self, completion: int, unseen: int) -> int:
-        """By a completion until the host acts again."""
-        tokens = self._to_cache(completion) + unseen + self.steps_between_looks
+    def _blocks_needed(self, completion: int) -> int:
+        """By a completion that starts, until the host acts again."""
+        tokens = self._to_cache(completion) + self.steps_between_looks
         most = len(self._prompt(completion)) + self.max_new_tokens - 1
         return self.blocks.blocks_for(min(tokens, most))
 
@@ -168,8 +168,11 @@ class Scheduler:
 
     def _grow(self) -> None:
         """Blocks for what runs, the oldest first."""
+        ahead, most = self.unseen + self.steps_between_looks - 1, self.max_new_tokens - 1
         for completion, table in list(self.tables.items()):
-            missing = self._blocks_needed(completion, self.unseen) - len(table)
+            # As `_blocks_needed`, without its calls: the GPU waits for this loop over all that run.
+            tokens = len(self.prompts[completion // self.num_generations]) + min(self.lengths[completion] + ahead, most)
+            missing = -(-tokens // self.blocks.block_tokens) - len(table)
             while completion < self.limit and missing > self.blocks.available:
                 self._send_back()
             if completion < self.limit and missing > 0:
@@ -220,9 +223,11 @@ class Scheduler:
     def _room_ahead(self) -> bool:
         """Whether one more may have blocks: there is a slot for it, or it is one of those for which there may be one
         before the next look, and it takes no block that those in slots need to reach their full length."""
-        waiting, ahead = len(self.tables) - self.num_slots, max(self.num_slots, self.steps_between_looks)
+        waiting = len(self.tables) - self.num_slots
+        if not 0 <= waiting < max(self.num_slots, self.steps_between_looks):
+            return waiting < 0
         missing = sum(self.table_width - len(table) for table in islice(self.tables.values(), self.num_slots))
-        return waiting < 0 or (waiting < ahead and self.blocks.available > missing)
+        return self.blocks.available > missing
 
     def _begin(self) -> bool:
         """A table for completion `limit`, if there are blocks: shared ones, then its own."""
@@ -235,7 +240,7 @@ class Scheduler:
             fresh = self.lengths[completion] == 0
             shared = self.blocks.find(prompt, (len(prompt) - 1) // self.blocks.block_tokens if fresh else full)
             self.prefilled = len(shared) * self.blocks.block_tokens
-        missing = self._blocks_needed(completion, 0) - len(shared)
+        missing = self._blocks_needed(completion) - len(shared)
         if missing > self.blocks.available:
             self.blocks.release(shared)
             return False
