@@ -104,7 +104,7 @@ def test_every_command_is_one_that_there_is(name):
             assert all(extra in known for extra in ",".join(extras).split(",") if extra), words
         elif words[:2] == ["python", "-m"]:
             assert importlib.util.find_spec(words[2]), words
-    assert found or name in ("docs/map.md", "docs/troubleshooting.md")
+    assert found or name in ("docs/architectures.md", "docs/map.md", "docs/troubleshooting.md")
 
 
 @each

@@ -5,6 +5,7 @@
 
 import contextlib
 import io
+import re
 import sys
 import tempfile
 import warnings
@@ -222,19 +223,31 @@ def main(names: list[str]) -> None:
 
 
 def page(found: dict[str, tuple[str, str]]) -> str:
-    """The list as a page of the docs."""
+    """The list as a page of the docs, the types that fare alike together."""
     counts = Counter(what for what, _ in found.values())
     parts = [
-        "# Architectures",
-        f"Every causal language model of transformers {transformers.__version__}, made tiny with random weights, "
+        "# Which models work?",
+        f"Every causal language model of transformers {transformers.__version__}, made tiny with random weights, went "
         "through sampling, log-probs, a training step, fine-tuning, saving and loading. "
         + ", ".join(f"{count} {what}" for what, count in counts.most_common())
-        + ". `python -m tools.architectures` writes this page.",
+        + ". A model that would train on wrong numbers is refused in a sentence when it's loaded. "
+        "`python -m tools.architectures` writes this page.",
     ]
     for what in sorted(counts, key="wrong right refused".find):
-        rows = [f"| {kind} | {why.replace('|', '/') or '–'} |" for kind, (this, why) in found.items() if this == what]
-        parts += [f"## {what.capitalize()}", "\n".join(["| architecture | |", "| --- | --- |", *rows])]
+        alike: dict[str, list[str]] = {}
+        for kind, (this, why) in found.items():
+            if this == what:
+                alike.setdefault("" if what == "not tried" else reason_of(why, kind), []).append(f"`{kind}`")
+        parts.append(f"## {what.capitalize()}")
+        parts += [f"{why}: {', '.join(kinds)}." if why else f"{', '.join(kinds)}." for why, kinds in alike.items()]
     return "\n\n".join(parts) + "\n"
+
+
+def reason_of(why: str, kind: str) -> str:
+    """Without the names that differ from type to type."""
+    inner = re.search(r"\((.*)\)", why)
+    text = re.sub(r"<class '[^']*'>", "its config", inner[1] if inner else why).replace(f"the type {kind} ", "")
+    return text[:1].upper() + text[1:]
 
 
 if __name__ == "__main__":
