@@ -23,5 +23,7 @@ def test_every_architecture_is_right_or_refused(kind):
 
 
 def test_the_page_has_every_architecture_with_its_reason():
-    text = page({"llama": ("right", ""), "bart": ("refused", "It looks | ahead."), "bamba": ("not tried", "too large")})
-    assert "1 right, 1 refused, 1 not tried" in text and "| bart | It looks / ahead. |" in text
+    text = page(
+        {"llama": ("right", ""), "bart": ("refused", "X (the type bart looks ahead): Y."), "b": ("not tried", "")}
+    )
+    assert "1 right, 1 refused, 1 not tried" in text and "Looks ahead: `bart`." in text and "`llama`." in text
