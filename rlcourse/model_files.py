@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
-from transformers.utils import cached_file
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast, utils
 
 from rlcourse.chat import write_chats
 from rlcourse.files import read_bytes, read_json
@@ -55,7 +54,8 @@ def check_model_files(folder: Path) -> None:
 def load_tokenizer(path: str, folder: Path | None) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder or hub name. Raises what `load_policy` does."""
     tokenizer = loaded(AutoTokenizer, path, folder)
-    file = cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+    # As `utils.`, since dill would follow a function's own name into the hub's code when it packs one of a notebook's.
+    file = utils.cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
     if file is not None and not reads_like(tokenizer, plain := Tokenizer.from_file(file)):
         # `AutoTokenizer` splits text as the model's type does; this class as the file says.
         tokenizer = loaded(PreTrainedTokenizerFast, path, folder)

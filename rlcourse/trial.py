@@ -34,7 +34,6 @@ NOISY = "noisy_in_training"  # the attribute of a model that computes something 
 RANDOM = ("drop", "jitter")  # parts of the names of what a module does at random while it trains
 
 
-@torch.no_grad()
 def try_model(model: PreTrainedModel, tokens: list[int], pad_id: int) -> None:
     """Turn off what the model does at random in training, and compare its own log-probs with the trainer's: with chunks
     and padding, and with gradient checkpointing in training mode.
@@ -71,7 +70,7 @@ def try_model(model: PreTrainedModel, tokens: list[int], pad_id: int) -> None:
                 model.gradient_checkpointing_disable()
             model.eval()
 
-    with loud(model):
+    with torch.no_grad(), loud(model):
         logits = model(input_ids=ids[:1], use_cache=False).logits[0, :-1].float().log_softmax(-1)
         expected = logits.gather(1, ids[0, 1:, None])[:, 0]
         # A bias may be zero, but would not stay so.
