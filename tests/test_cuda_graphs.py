@@ -15,8 +15,8 @@ def test_nothing_is_collected_while_a_graph_is_recorded(monkeypatch, collects, f
     seen = []
 
     @contextmanager
-    def recorder(graph, pool):
-        seen.append((graph, pool, gc.isenabled()))
+    def recorder(graph, pool, capture_error_mode):
+        seen.append((graph, pool, capture_error_mode, gc.isenabled()))
         yield
 
     monkeypatch.setattr(torch.cuda, "graph", recorder)
@@ -31,4 +31,4 @@ def test_nothing_is_collected_while_a_graph_is_recorded(monkeypatch, collects, f
         assert fails
     found = gc.isenabled()
     gc.enable()
-    assert seen == [("a graph", "a pool", False), False] and found == collects
+    assert seen == [("a graph", "a pool", "thread_local", False), False] and found == collects
