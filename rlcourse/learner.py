@@ -24,7 +24,7 @@ GAMMA, GAE_LAMBDA = 1.0, 0.95  # of PPO
 
 class Learner:
     """The policy, PPO's value head and the frozen reference where the config asks for them, and AdamW over the first
-    two. Weights and moments are float32. Of a policy with an adapter only that learns, and the reference is its base.
+    two. Weights and moments are float32. With an adapter, only the adapter trains, and its base is the reference.
 
     start: the model that the reference is a copy of; the policy as it is now if not given. Of a sharded policy it must
     be given, and is the reference itself. world: who shares the work.
@@ -100,9 +100,9 @@ def new_optimizer(groups: list[dict[str, Any]], config: Any) -> torch.optim.Adam
 
 
 def model_pass(model: PreTrainedModel, config: TrainConfig, compile: bool = False, as_base: bool = False) -> Any:
-    """What computes log-probs in training: the pass whose numbers are those of the fast engine where there is one,
-    else a `PlainPass`. There is none of a sharded model, of which no rank has all weights, nor of what lies below an
-    adapter, whose weights the engine does not hold.
+    """The forward pass of training: a `ShardedPass` for a sharded model, the `ExactPass`, whose log-probs are the fast
+    engine's bit for bit, where the GPU and the model allow it, else a `PlainPass`. What lies below an adapter gets a
+    `PlainPass` too, since the engine doesn't keep the base's weights.
 
     as_base: of a model with an adapter, what it is without it.
     """
@@ -123,7 +123,7 @@ def model_pass(model: PreTrainedModel, config: TrainConfig, compile: bool = Fals
 
 @torch.no_grad()
 def make_batch(learner: Learner, completions: Completions) -> Batch:
-    """Rewards as advantages, with the reference's log-probs, values and returns where the config asks for them."""
+    """The step's batch: advantages from rewards, with reference log-probs, values and returns if configured."""
     config, rollout, rewards = learner.config, completions.rollout, completions.rewards
     mask = rollout.completion_mask
     loss_mask = mask & rollout.finished[:, None] if config.mask_truncated else mask

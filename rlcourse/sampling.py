@@ -1,6 +1,7 @@
 """How a token is sampled from logits, and the log-probability it is sampled with.
 
-Sampling and training both call `sampling_logits`, so the policy that samples is the policy whose log-probs are used.
+The policy that samples is the policy whose log-probs train: in PyTorch both call `sampling_logits`; the kernels of the
+GPU engine and of the exact pass both take `Sampling.inverse_temperature`.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Training on one page: the loop, what reinforcement learning does in it, its step, and the optimizer's update.
+"""The RL trainer on one page: the loop of a run, the training step and the optimizer's update.
 
     rollout -> reward -> advantages -> loss -> optimizer
 
@@ -88,7 +88,7 @@ class TrainingLoop:
     - `train_step()`: the step's metrics, and in RL its completions
     - `warnings(completions)`, `shown(metrics)`: what to warn of, and what the bar shows
     - `validate()`: what goes to evals.jsonl every `eval_every` steps
-    - `test(when)`: what the summary has under "before" and "after"; `summary(after)`
+    - `test(when)`: the test results that the summary keeps as "before" and "after"; `summary(after)`
     """
 
     name, curves = "train", "RL"  # of the progress bar; of what the picture shows
@@ -280,8 +280,8 @@ def train_step(
 
 
 def update(optimizer: torch.optim.Optimizer, config: Any, step: int) -> float:
-    """Optimizer step with the gradients that there are, at the learning rate of training step `step` (from 0). Returns
-    the norm of the gradient before it was clipped.
+    """Clip the accumulated gradients, set the learning rate of training step `step` (from 0), and step the optimizer.
+    Returns the norm of the gradient before it was clipped.
 
     config: with steps, warmup_steps and schedule. Raises RuntimeError and leaves the weights alone if the gradient is
     not finite.

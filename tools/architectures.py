@@ -129,7 +129,7 @@ def verdict(kind: str) -> tuple[str, str]:
         except Exception as error:
             return "wrong", said(error)
         try:
-            limits = ["the model's own logits"] * getattr(policy.model, OWN_LOGITS)
+            limits = ["own logits"] * getattr(policy.model, OWN_LOGITS)
             return "right", ", ".join(limits + train(policy, tokens) + fine_tune(policy) + save(policy, place))
         except AssertionError as error:
             return "wrong", str(error)
@@ -230,10 +230,13 @@ def page(found: dict[str, tuple[str, str]]) -> str:
         f"Every causal language model of transformers {transformers.__version__}, made tiny with random weights, went "
         "through sampling, log-probs, a training step, fine-tuning, saving and loading. "
         + ", ".join(f"{count} {what}" for what, count in counts.most_common())
-        + ". A model that would train on wrong numbers is refused in a sentence when it's loaded. "
+        + ". A model that would train on wrong numbers is refused in a sentence when it's loaded. Where it says `own "
+        "logits`, training takes the model's own, for a whole micro-batch at once: lower `--micro-batch-tokens` "
+        "if memory runs out. `no packing` is about `rlcourse sft`. Our own engine runs Qwen2, Qwen3 and Llama; the "
+        "others sample with `generate`. "
         "`python -m tools.architectures` writes this page.",
     ]
-    for what in sorted(counts, key="wrong right refused".find):
+    for what in sorted(counts, key="right refused not tried wrong".find):
         alike: dict[str, list[str]] = {}
         for kind, (this, why) in found.items():
             if this == what:

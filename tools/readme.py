@@ -28,11 +28,11 @@ ROOT = Path(__file__).resolve().parents[1]
 FILLED = ("README.md", "RECORDS.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 KINDS = "record|headline|curves|gain|sampler_gap|gap|gsm8k|course|ran|syllabus"
 GSM8K = {  # variants of the record, and how the table names them
-    "dr_grpo": "`--preset h200`, as it ships",
+    "dr_grpo": "`--preset h200`, on the Coder",
     "grpo": "GRPO instead of Dr. GRPO",
-    "ten minutes": "no examples, the last number counts, 64 prompts per step",
+    "ten minutes": "no examples, any final number counts, 64 prompts per step",
     "small": "`--preset h200`, 100 steps",
-    "trl": "TRL with vLLM, with these settings but for the steps",
+    "trl": "TRL with vLLM, the same settings, 100 steps",
     "no examples": "no examples in the prompt",
     "format bonus": "no examples, and 0.2 for a wrong answer in the right form",
 }

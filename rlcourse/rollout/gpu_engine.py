@@ -4,10 +4,10 @@ What makes it faster than `generate`: each distinct prompt is prefilled once for
 tokens are sampled, and their log-probs kept, on the device; a completion that has ended makes room for one that waits,
 within the step. Steps are CUDA graphs, and the host looks who has ended only every few steps.
 
-The engine owns the cache. Who has which block of it is the bookkeeping of `blocks.py`, and who is decoded when that of
-`scheduler.py`; here is what the device does for their plans. Whether a completion is done, the kernel that samples its
-token decides (`triton_sample.py`). A block is a tile of attention, and a token's random number is its own, so that
-answers do not depend on the memory.
+The engine owns the cache. `blocks.py` tracks which completion has which block, `scheduler.py` decides what is decoded
+when, and this module carries out its plans. Whether a completion is done, the kernel that samples its token decides
+(`triton_sample.py`; with top-k or top-p `Slots.record`). A block is a tile of attention, and without top-k and top-p a
+token's random number depends only on its completion and place, so answers do not depend on the memory.
 """
 
 from functools import partial
@@ -162,7 +162,7 @@ class GPUEngine:
             self.step.sample_first(x, completions, sampling)
 
     def _run(self, plan: Plan, completions: int, sampling: Sampling) -> tuple[list[int], list[bool]]:
-        """The plan's steps; lengths of all completions and whether they have ended, as before its last `late` steps."""
+        """Run the plan's steps. Returns all lengths, and who has ended, as of before its last `late` steps."""
         late = min(self.late, plan.steps)
         self._steps(plan.steps - late, plan.size, sampling)
         said = torch.stack([self.slots.lengths[:completions], self.slots.ended[:completions].long()])

@@ -68,8 +68,8 @@ class Scheduler:
             ...
             scheduler.report(lengths, ended)
 
-    late: of the steps of a plan, how many the device does after it has said what is reported. prefill_tokens: of a plan
-    at most. If a rollout breaks off, its blocks stay held: begin again with a new BlockManager. Raises ValueError when
+    late: steps of a plan that the device runs after the snapshot that is reported. prefill_tokens: the most that a plan
+    prefills. If a rollout breaks off, its blocks stay held: begin again with a new BlockManager. Raises ValueError when
     a completion of full length does not fit.
     """
 

@@ -76,7 +76,7 @@ def task_of(config: Any) -> Task:
     if isinstance(task, MathTask):
         return task.with_settings(config)
     if config.examples:
-        raise ValueError(f"Task {config.task} shows no worked examples: leave out --examples.")
+        raise ValueError(f"Task {config.task} has no worked examples: use --examples 0.")
     return task
 
 

@@ -11,7 +11,7 @@ FEW = {"llama": "right", "gemma2": "right", "bart": "refused"}
 def test_a_few_architectures_are_right_or_refused(kind):
     what, why = verdict(kind)
     assert what == FEW[kind], why
-    assert ("the model's own logits" in why) == (kind == "gemma2")
+    assert ("own logits" in why) == (kind == "gemma2")
 
 
 @pytest.mark.thorough
