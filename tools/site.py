@@ -158,12 +158,13 @@ def write_sources(folder: Path) -> None:
         title = {"notebooks": "Lessons", "exercises": "Exercises", "solutions": "Solutions"}[kind]
         (folder / kind / "index.md").write_text(page(title, "", names), encoding="utf-8")
     (folder / "api").mkdir()
-    shutil.copy(ROOT / "ptx_interpreter" / "README.md", folder / "api" / "ptx-interpreter.md")
+    (folder / "ptx_interpreter").mkdir()
+    shutil.copy(ROOT / "ptx_interpreter" / "README.md", folder / "ptx_interpreter")
     for group, modules in API.items():
         text = f"# {group}\n\n" + "\n\n".join(module_markdown(f"rlcourse.{module}") for module in modules) + "\n"
         (folder / "api" / f"{slug(group)}.md").write_text(text, encoding="utf-8")
     listing = page(
-        "The package", "In the order in which one training step uses it.", [*map(slug, API), "ptx-interpreter"]
+        "The package", "In the order in which one training step uses it.", [*map(slug, API), "/ptx_interpreter/README"]
     )
     (folder / "api" / "index.md").write_text(listing, encoding="utf-8")
 
