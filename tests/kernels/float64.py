@@ -16,7 +16,8 @@ class Case:
     `changed`. grads: of the results; where there are some, the gradients of the first `leaves` arguments are compared.
 
     near: by how many roundings a number may be off, and by how many of the largest number, for sums of rounded parts;
-    floor: by how much if it is a float32. reference: gives the results, or the first of them, on a CPU.
+    floor: by how much if it is a float32, or if all should be 0. reference: gives the results, or the first of them, on
+    a CPU.
     """
 
     operation: Callable
@@ -57,8 +58,9 @@ class Case:
         for ours, right in zip(found, exact, strict=True):
             assert ours.shape == right.shape and torch.equal(ours.isnan(), right.isnan())
             if ours.is_floating_point() and ours.numel():
-                step, floor = ROUNDING[ours.dtype], self.floor if ours.dtype == torch.float32 else 0.0
-                size = right.nan_to_num(0.0, 0.0, 0.0).abs()
+                step, size = ROUNDING[ours.dtype], right.nan_to_num(0.0, 0.0, 0.0).abs()
+                # In bfloat16, too, a number that should be 0 was computed in float32.
+                floor = self.floor if ours.dtype == torch.float32 or not size.any() else 0.0
                 off = (ours.double() - right).nan_to_num(0.0).abs()
                 allowed = step * (self.near[0] * size + self.near[1] * size.max()) + floor
                 assert (off <= allowed).all(), f"off by {(off / step / size).nan_to_num().max():.2f} roundings"
