@@ -1,7 +1,7 @@
 """Chats as a model's template writes them, and how an answer ends in them.
 
-A template is a program of somebody else. It may leave a system turn out, cut reasoning from an answer, or write today's
-date; so whatever it writes is compared with what it was given.
+A template is somebody else's program. It may drop a system turn, cut reasoning from an answer, or write today's
+date, so its output is compared with its input.
 """
 
 import datetime

@@ -39,7 +39,7 @@ def try_model(model: PreTrainedModel, tokens: list[int], pad_id: int) -> None:
     and padding, and with gradient checkpointing in training mode.
 
     tokens: some of an ordinary text, two at least. Where only the head differs, training takes the model's own logits,
-    which a sentence on stderr says. Raises ValueError if even those differ.
+    with a warning on stderr. Raises ValueError if even those differ.
     """
     silence(model)
     kind, tokens = model.config.model_type, tokens[:TOKENS]

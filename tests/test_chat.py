@@ -1,4 +1,4 @@
-"""Chat templates that are programs of somebody else: everything comes through, or a sentence says what does not."""
+"""Other people's chat templates: every turn comes through whole, or the template is refused."""
 
 import pytest
 import torch

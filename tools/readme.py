@@ -136,8 +136,8 @@ def gsm8k_markdown() -> str:
     record = load_record("gsm8k", "nvidia-h100-80gb-hbm3")
     tests = [row for row in record["results"] if row["split"] == "test"]
     lines = [
-        "| trained with | steps | seeds | accuracy before | after | seconds |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| trained with | steps | seeds | accuracy before | after | seconds | tokens of wrong answers, first, last |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for variant, name in GSM8K.items():
         first, last = (
@@ -145,9 +145,9 @@ def gsm8k_markdown() -> str:
         )
         read = "accuracy_lenient" if VARIANTS[variant].get("reward_parser") == "lenient" else "accuracy"
         before, after = (_range([row[read] for row in rows]) for rows in (first, last))
-        seconds = sorted(round(row["seconds"]) for row in last)
-        took = " to ".join(str(s) for s in dict.fromkeys((seconds[0], seconds[-1])))
-        lines.append(f"| {name} | {last[0]['step']} | {len(last)} | {before} | {after} | {took} |")
+        took = _counts([row["seconds"] for row in last])
+        wrong = ", ".join(_counts([row["length_wrong"] for row in rows]) for rows in (first, last))
+        lines.append(f"| {name} | {last[0]['step']} | {len(last)} | {before} | {after} | {took} | {wrong} |")
     return "\n".join(lines) + f"\n\n{provenance(record)}\n"
 
 
@@ -193,6 +193,10 @@ def minutes(kind: str) -> list[int]:
     """How long each notebook of a kind takes, as its header says."""
     headers = [json.loads(path.read_text())["cells"][0]["source"] for path in sorted((ROOT / kind).glob("*.ipynb"))]
     return [int(re.search(r"\| [●○]{5} \| (\d+) \|", "".join(header))[1]) for header in headers]
+
+
+def _counts(values: list[float]) -> str:
+    return " to ".join(dict.fromkeys(f"{value:.0f}" for value in (min(values), max(values))))
 
 
 def _range(values: list[float]) -> str:

@@ -1,4 +1,4 @@
-"""What the decode-attention kernels share: which tokens a row attends to, and merging partial results.
+"""Shared by the decode-attention kernels: which tokens a row attends to, and merging partial results.
 
 A partial keeps, for each query head, its highest score `m`, the sum `l` of 2^(score - m) and the vector `acc`, the sum
 of 2^(score - m) * value; scores carry the factor log2(e), since a GPU computes powers of 2. Partials merge as parts of

@@ -1,4 +1,4 @@
-"""A real kernel, and small ones around branches and scopes: right, and the same whoever runs first."""
+"""A real kernel, and small ones with branches and scopes: right, with the same result in any order of threads."""
 
 import re
 import struct
