@@ -77,7 +77,7 @@ class TorchEngine:
         self._decode(rows, width, max_new_tokens, sampling, sample)
         completion_ids = self.tokens[:rows, :max_new_tokens]
         lengths = completion_lengths(completion_ids, self.policy.eos_ids)
-        rollout = make_rollout(self.policy, prompts, completion_ids, lengths, self.logprobs)
+        rollout = make_rollout(self.policy, prompts, completion_ids, lengths, self.logprobs[:rows])
         if not self.on_gpu:
             self.sleep()  # no captured graph knows the cache by its address, and training wants the memory
         return rollout
