@@ -3,6 +3,7 @@ dtype."""
 
 import importlib.util
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 
@@ -116,13 +117,9 @@ class FusedWeights:
     @torch.no_grad()
     def sync(self, model: PreTrainedModel) -> None:
         """Take over the model's weights as they are now, those of an adapter merged, in place: a captured graph goes on
-        reading the same memory. On a GPU hundreds of copies are one launch: a graph for where the weights are."""
+        reading the same memory."""
         sources = self._sources(model)
-        copy = partial(copy_merged, self.targets, sources, model)
-        if self.embedding.is_cuda and not is_sharded(model) and not has_adapter(model):
-            self.graphs.run(tuple((weight.data_ptr(), weight.dtype) for weight in sources), copy)
-        else:
-            copy()
+        self._captured("sync", model, sources, partial(copy_merged, self.targets, sources, model))
         self.syncs += 1
         self.version = self._version()
 
@@ -143,14 +140,25 @@ class FusedWeights:
     @torch.no_grad()
     def same_as(self, model: PreTrainedModel) -> bool:
         """Whether they are the model's weights as they are now, compared number by number."""
-        sources, largest = self._sources(model), []
+        sources = self._sources(model)
+        return not self._captured("compare", model, sources, partial(self._apart, sources, model))
+
+    def _apart(self, sources: list[Tensor], model: PreTrainedModel) -> Tensor:
+        """True if a number differs."""
+        largest = []
         for first in range(0, len(sources), COMPARED):
             held = self.targets[first : first + COMPARED]
             apart = [torch.empty_like(weight) for weight in held]
             copy_merged(apart, sources[first : first + COMPARED], model)
             torch._foreach_sub_(apart, held)
             largest += torch._foreach_norm(apart, float("inf"))
-        return not torch.stack(largest).any()
+        return torch.stack(largest).any()
+
+    def _captured(self, name: str, model: PreTrainedModel, sources: list[Tensor], run: Callable) -> Tensor | None:
+        """`run()`: on a GPU hundreds of small kernels are one launch, a graph for where the weights are."""
+        if not self.embedding.is_cuda or is_sharded(model) or has_adapter(model):
+            return run()
+        return self.graphs.run((name, *((weight.data_ptr(), weight.dtype) for weight in sources)), run)
 
     def _sources(self, model: PreTrainedModel) -> list[Tensor]:
         """The model's weights, as `targets` has them."""
