@@ -2,6 +2,7 @@
 
 import dataclasses
 import heapq
+import itertools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -143,13 +144,12 @@ def decode(
             for variant, make in ladder(policy, dtype, count, kept).items():
                 rung = (make, policy, dtype, machine, prompts[count], count, new_tokens, lengths, repeats)
                 results.measure({"variant": variant} | what, _rung, *rung)
-        for count in (
-            rows if peers and shape != "embedded" and vllm.runs_on(device) else ()
-        ):  # last: it has settings of its own
-            what = {"variant": "vllm", "rows": count, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
+        variants = peers.VLLM if peers and shape != "embedded" and vllm.runs_on(device) else ()
+        for variant, count in itertools.product(variants, rows):  # last: they have settings of their own
+            what = {"variant": variant, "rows": count, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
             answers = answer_lengths(GROUP * len(prompts[count]), new_tokens, lengths)
             sizes = {"max_num_seqs": count, "max_model_len": prompt_tokens + new_tokens}
-            results.measure(what, peers.vllm_decode, folder, prompts[count], answers, sizes, repeats)
+            results.measure(what, peers.vllm_decode, variant, folder, prompts[count], answers, sizes, repeats)
     return results.setup, results.rows
 
 

@@ -149,10 +149,11 @@ def runs_on(device: torch.device) -> bool:
     return device.type == "cuda" and importlib.util.find_spec("vllm") is not None
 
 
-def new_llm(model: str, dtype: torch.dtype, **options: Any) -> Any:
-    """vLLM's `LLM` over a model folder, in this process, on token ids alone and without sampling defaults of the
-    model's. options: vLLM's. The process's random states stay as they are."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in a process of its own it could not be handed tensors
+def new_llm(model: str, dtype: torch.dtype, own_process: bool = False, **options: Any) -> Any:
+    """vLLM's `LLM` over a model folder, on token ids alone and without sampling defaults of the model's. own_process:
+    not in this one, where alone it can be handed tensors. options: vLLM's. The process's random states stay as they
+    are."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(own_process))
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     from vllm import LLM
 

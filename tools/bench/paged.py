@@ -96,7 +96,7 @@ def _vllm(folder: str, policy: Policy, prompt_tokens: int, lengths: list[int], r
     prompts = random_prompts(COMPLETIONS, prompt_tokens, policy.model.config.vocab_size)
     sizes = {"max_num_seqs": COMPLETIONS, "max_model_len": prompt_tokens + LONGEST}
     sizes["kv_cache_memory_bytes"] = int(_budget(policy, prompt_tokens) * 1e9)
-    row = vllm_decode(folder, prompts, lengths, sizes, repeats)
+    row = vllm_decode("vllm-v2", folder, prompts, lengths, sizes, repeats)
     return {"variant": "vllm", "lengths": "skewed", "rows": COMPLETIONS, "tokens": sum(lengths)} | row
 
 

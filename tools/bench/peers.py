@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib.util
+import os
 import random
 import tempfile
 import time
@@ -159,17 +160,23 @@ def _timed_training(trainer, on_gpu: bool) -> list[dict[str, float]]:
     return steps
 
 
-def vllm_decode(
-    model: str, prompts: list[list[int]], lengths: list[int], sizes: dict[str, int], repeats: int
-) -> dict[str, float]:
-    """Speed of vLLM in this process.
+# vLLM's settings by variant: its model runner, and whether it runs in a process of its own.
+VLLM = {"vllm": ("1", False), "vllm-v2": ("2", False), "vllm-v2-process": ("2", True)}
 
-    lengths: tokens of each answer, those of the first prompt first. sizes: how many sequences at once, and the longest;
-    vLLM's settings. vLLM stops at them and looks for no token that ends
-    an answer: a thousand such tokens, which ours has for skewed lengths, it would look through one by one on the host.
-    Prompts are as if never seen: each repetition begins with an empty prefix cache, as after an update of the weights.
+
+def vllm_decode(
+    variant: str, model: str, prompts: list[list[int]], lengths: list[int], sizes: dict[str, int], repeats: int
+) -> dict[str, float]:
+    """Speed of vLLM.
+
+    variant: of `VLLM`. lengths: tokens of each answer, those of the first prompt first. sizes: how many sequences at
+    once, and the longest; vLLM's settings. vLLM stops at the lengths and looks for no token that ends an answer: a
+    thousand such tokens, which ours has for skewed lengths, it would look through one by one on the host. Prompts are
+    as if never seen: each repetition begins with an empty prefix cache, as after an update of the weights.
     """
-    llm = new_llm(model, torch.bfloat16, gpu_memory_utilization=0.3, **sizes)
+    runner, own_process = VLLM[variant]
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(runner == "2"))
+    llm = new_llm(model, torch.bfloat16, own_process, gpu_memory_utilization=0.3, **sizes)
     group = len(lengths) // len(prompts)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(group)]
     params = [sampling_params(Sampling(), length) for length in lengths]
