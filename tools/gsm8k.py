@@ -33,7 +33,7 @@ from tools.records import write_record
 
 SMALL = {"steps": 100, "eval_every": 20}  # TRL ends in a quarter of an hour
 FAILS = SMALL | {"examples": 0, "steps": 30}
-TWO = {"micro_batch_tokens": 16384, "logprob_chunk": 8192}  # transformers' layers take more memory
+TWO = {"micro_batch_tokens": 8192, "logprob_chunk": 4096}  # transformers' layers take more memory
 TIS = TWO | {"sampler_correction": "token"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "dr_grpo": {},
@@ -49,8 +49,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "two": TWO,
     "two tis": TIS,
     "4 updates": {"minibatches": 4},
-    "two, 4 updates": TWO | {"minibatches": 4},
-    "two tis, 4 updates": TIS | {"minibatches": 4},
+    "two 4 updates": TWO | {"minibatches": 4},
+    "two tis 4 updates": TIS | {"minibatches": 4},
 }
 CONFIG = ("model", "runs", "preset")  # arguments that every run shares
 NEAR = 10  # steps before an evaluation over which lengths are averaged

@@ -30,6 +30,9 @@ KINDS = "record|headline|curves|gain|sampler_gap|gap|gsm8k|course|ran|syllabus"
 GSM8K = {  # variants of the record, and how the table names them
     "dr_grpo": "`--preset h200`, on the Coder",
     "grpo": "GRPO instead of Dr. GRPO",
+    "ppo": "PPO",
+    "lora": "LoRA of rank 32, learning rate 3e-5",
+    "4 updates": "four updates per rollout",
     "ten minutes": "no examples, any final number counts, 64 prompts per step",
     "small": "`--preset h200`, 100 steps",
     "trl": "TRL with vLLM, the same settings, 100 steps",
