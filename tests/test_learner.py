@@ -178,7 +178,8 @@ def test_bfloat16_rounds_every_pass_a_little():
 
 
 def test_compile_is_for_the_passes_that_train_alone(monkeypatch):
-    monkeypatch.setattr(head, "_compiled", lambda: lambda hidden, head, targets, _: torch.full(targets.shape, 7.0, device=DEVICE))
+    sevens = lambda hidden, head, targets, _: torch.full(targets.shape, 7.0, device=DEVICE)  # noqa: E731
+    monkeypatch.setattr(head, "_compiled", lambda: sevens)
     one = learner("grpo", kl_coef=0.1, compile=True)
     mask = ROLLOUT.completion_mask
     assert one.reference_logprobs(ROLLOUT)[mask].ne(7).all() and one.logprobs_and_values(ROLLOUT)[0][mask].eq(7).all()
