@@ -207,8 +207,8 @@ ROWS = [
     ("judging:Verdict.reward", "tasks/kernelbench/answers -k capped", drop("min"), when(False)),
     ("of_floats", "tasks/kernelbench/compare", keep("Mult", 1, 1), when(False, 3)),
     ("compare:expect", "tasks/kernelbench/compare", drop("copied", 1)),
-    ("rules:cpp", "tasks/kernelbench/rules", when(False, 1)),
-    ("rules:texts", "tasks/kernelbench/rules", when(False, 3)),
+    ("imported", "tasks/kernelbench/rules", when(False, 2)),
+    ("has_kernel", "tasks/kernelbench/rules", name("any", "bool")),
     # several ranks
     ("OneProcess.split_rows", "micro_batches", unsliced()),
     ("Means.together", "distributed/world", name("maximum", "add")),

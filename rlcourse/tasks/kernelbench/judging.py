@@ -182,7 +182,7 @@ class Judge:
         return seed, found, took
 
     def _compile(self, candidate: Candidate, code: str) -> None:
-        """Load the text, which compiles its C++ and CUDA."""
+        """Load the text: what fails here never got to a pass."""
         try:
             self._load(candidate, code, "ModelNew", False)
         except Refused as error:
