@@ -178,7 +178,7 @@ class Trainer(TrainingLoop):
             from rlcourse.tasks.judged import with_judge  # a laptop has none
 
             answers = run.path / ("judge.jsonl" if world.rank == 0 else f"judge.{world.rank}.jsonl")
-            self.judged = world.task(with_judge(task, config, answers))
+            self.judged = world.task(with_judge(task, config.judge, answers))
         self.metrics, self.headline = self.task.metrics, next(iter(self.task.metrics))
         if config.needs_reference and (checkpoint is not None or config.shard) and not config.lora_rank:
             start = world.load(lambda place: load_policy(config.model, place), device)  # an adapter has its base below
