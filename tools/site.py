@@ -47,7 +47,6 @@ API = {
         "tasks.kernels.judge",
         "tasks.kernels.lowering",
         "tasks.kernels.task",
-        "tasks.kernels.measured",
     ],
     "Kernels that a model writes": [
         "tasks.kernelbench",
