@@ -233,7 +233,7 @@ def test_the_engine_and_the_model_are_made_as_the_config_says(tiny, monkeypatch)
     made.clear()
     with monkeypatch.context() as patch:
         patch.setattr("rlcourse.train.collect", toy.power_cut)  # before anything is compiled
-        patch.setattr("rlcourse.train.find_device", lambda config: torch.device("cpu"))
+        patch.setattr("rlcourse.distributed.find_device", lambda config: torch.device("cpu"))
         options |= {"compile": True, "gradient_checkpointing": True, "name": "other", "device": "auto"}
         options |= {"engine": "fast", "cache_gb": 2.0, "sleep": True}
         with pytest.raises((toy.PowerCut, TypeError)):

@@ -257,6 +257,6 @@ def test_a_dry_run_shows_what_answers_earn_and_how_long_the_run_takes():
      ("float32", "vllm", False, True)],
 )  # fmt: skip
 def test_a_run_says_where_engine_and_trainer_round_differently(dtype, engine, exact, says, capsys):
-    watch.rounding(make_config(dtype=dtype, engine=engine), exact, torch.device("cpu"))
+    watch.warn_of_mismatch(make_config(dtype=dtype, engine=engine), exact, torch.device("cpu"))
     said = "Engine and trainer round differently on cpu: `mismatch_mean` in metrics.jsonl says by how much"
     assert (said in capsys.readouterr().out) == says

@@ -90,8 +90,8 @@ API = {
     "Publishing": ["publish", "model_card", "merge"],
     "Several GPUs": [
         "dist",
+        "distributed",
         "distributed.world",
-        "distributed.launch",
         "distributed.sharded",
     ],
     "Fine-tuning and LoRA": ["sft", "sft.config", "sft.data", "sft.packing", "sft.traces", "sft.trainer", "lora"],

@@ -101,10 +101,10 @@ class Candidate(Child):
 
     def lost(self, reason: str, text: str) -> None:
         """End the process and raise Refused."""
-        said = self.close()
-        if "too much memory" in said:
-            raise Refused("memory", said)
-        raise Refused(reason, f"{text} ({said})" if said and reason == "died" else text)
+        last_line = self.close()
+        if "too much memory" in last_line:
+            raise Refused("memory", last_line)
+        raise Refused(reason, f"{text} ({last_line})" if last_line and reason == "died" else text)
 
 
 def gpu_taken() -> int:
