@@ -111,8 +111,8 @@ def end(process: subprocess.Popen) -> str:
     process.wait()
     with process.stderr:
         os.set_blocking(process.stderr.fileno(), False)
-        last_line = (process.stderr.read() or b"").decode(errors="replace").strip()
-    return last_line.splitlines()[-1] if last_line else ""
+        lines = (process.stderr.read() or b"").decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def remove(folder: Path) -> None:
