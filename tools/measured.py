@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlcourse.measure.timing import graph_seconds
 from rlcourse.tasks.kernels import task as counted
 from rlcourse.tasks.kernels.clock import H200
 from rlcourse.tasks.kernels.interpret import agrees, draw_inputs, reference
@@ -25,6 +24,7 @@ from rlcourse.tasks.kernels.language import Computation, Statement, eager, parse
 from rlcourse.tasks.kernels.lowering import lower
 from rlcourse.tasks.pool import JudgePool
 from rlcourse.tasks.task import Attempt, Judgement
+from tools.bench.graphs import graph_seconds
 
 Program = list[Statement]
 
