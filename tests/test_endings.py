@@ -84,25 +84,6 @@ def test_weights_that_are_not_finite_are_never_saved(tiny, tmp_path, monkeypatch
 # SIGTERM
 
 
-def test_sigterm_finishes_the_step_saves_and_can_be_gone_on_from(whole_run, tiny, tmp_path, monkeypatch):
-    original = trainer.train_step
-
-    def terminated(*arguments):
-        if arguments[-1] == 3:
-            signal.raise_signal(signal.SIGTERM)
-        return original(*arguments)
-
-    arguments = ["train", *[f"--{name.replace('_', '-')}={value}" for name, value in tiny.items()]]
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer, "train_step", terminated)
-        done = CliRunner().invoke(cli.app, arguments)
-    assert done.exit_code == 143 and "Traceback" not in done.output and "Stopped at step 4. Go on with" in done.output
-    assert latest_checkpoint(tmp_path / "run").name == "step-000004"
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    resume(name="run", output=str(tmp_path))
-    assert_same_run(tmp_path / "run", whole_run)
-
-
 def test_sigterm_while_a_run_is_prepared_leaves_its_name_free(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "policy_of_run", lambda *_: signal.raise_signal(signal.SIGTERM))
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in tiny.items()]
