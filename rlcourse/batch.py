@@ -167,10 +167,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Minibatch:
-    """The rows of one optimizer step, as micro-batches of row indices. share: what `aggregate` counts in all of it."""
+    """The rows of one optimizer step, as micro-batches of row indices. counts: what `aggregate` divides by."""
 
     micro_batches: tuple[Tensor, ...]
-    share: dict[str, int]
+    counts: dict[str, int]
 
 
 def plan_minibatches(
@@ -184,9 +184,9 @@ def plan_minibatches(
         order = torch.randperm(len(train)).to(train.device)
         for rows in order.tensor_split(config.minibatches):
             tokens = int(batch.loss_mask[rows].sum())
-            share = {"rows": len(rows), "tokens": tokens, "max_new_tokens": config.max_new_tokens}
+            counts = {"rows": len(rows), "tokens": tokens, "max_new_tokens": config.max_new_tokens}
             together = batches_of(rows[train[rows]], batch.rollout, config, packed, world)
-            planned.append(Minibatch(together, share))
+            planned.append(Minibatch(together, counts))
     return planned
 
 

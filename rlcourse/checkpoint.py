@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rlcourse.dist import own
+from rlcourse.dist import local_tensor
 from rlcourse.files import reason
 from rlcourse.lora import ALL_LINEAR, ALPHA, add_adapter, has_adapter, load_adapter, save_adapter
 from rlcourse.policy import Policy, load_policy
@@ -30,12 +30,12 @@ def bytes_of_checkpoint(policy: Policy) -> int:
 
 def save(training: Any) -> None:
     """Write a checkpoint of a `TrainingLoop`: the model, and all that `resume` needs beside it. All ranks call it."""
-    with written_meanwhile(training):
+    with saving_in_background(training):
         pass
 
 
 @contextmanager
-def written_meanwhile(training: Any) -> Iterator[None]:
+def saving_in_background(training: Any) -> Iterator[None]:
     """Write a checkpoint (see `save`) while something else runs that leaves model and optimizer alone."""
     training.seconds = time.perf_counter() - training.clock
     began, head = time.perf_counter(), training.value_head
@@ -50,7 +50,7 @@ def written_meanwhile(training: Any) -> Iterator[None]:
         "spent": dict(training.spent.seconds),
         "before": training.before,
     }
-    policy, state = training.world.whole(training.policy, state)
+    policy, state = training.world.gather_state(training.policy, state)
     with ThreadPoolExecutor(1) as aside:
         writing = None
         if training.world.rank == 0:  # the others have the same
@@ -63,11 +63,13 @@ def written_meanwhile(training: Any) -> Iterator[None]:
     training.spent.seconds["saving"] += time.perf_counter() - began - busy
 
 
-def restore(training: Any, checkpoint: Path) -> None:
-    """Take back what `save` wrote; the policy has its weights. Raises ValueError for a state that does not fit."""
+def restore(training: Any) -> None:
+    """Take back what `save` wrote in the run's checkpoint, but for the policy's weights. Raises ValueError for a state
+    that does not fit."""
+    checkpoint = training.run.checkpoint
     state, optimizer = load_state(checkpoint), training.optimizer
     try:
-        state = training.world.part(state, optimizer)
+        state = training.world.shard_state(state, optimizer)
         training.step, training.seconds, training.before = state["step"], state["seconds"], state["before"]
         optimizer.load_state_dict(state["optimizer"])
         if training.value_head is not None:
@@ -133,7 +135,7 @@ def check_finite(policy: Policy, state: dict[str, Any]) -> None:
     optimizer, value_head = state.get("optimizer") or {"state": {}}, state.get("value_head") or {}
     moments = [tensor for of_one in optimizer["state"].values() for tensor in of_one.values()]
     tensors = [*policy.model.parameters(), *value_head.values(), *moments]
-    if not all(own(tensor).isfinite().all() for tensor in tensors):
+    if not all(local_tensor(tensor).isfinite().all() for tensor in tensors):
         raise RuntimeError(
             "The weights are no longer finite, so they were not saved, and earlier checkpoints stay as they are: start "
             "a new run with a lower --lr."
@@ -150,12 +152,13 @@ def latest_checkpoint(run_folder: Path) -> Path:
     return found[-1]
 
 
-def checkpoint_to_resume(run: RunFolder) -> Path:
-    """The run's last checkpoint. Raises ValueError if the run has done more steps than it is now asked for."""
-    checkpoint, steps = latest_checkpoint(run.path), run.config.steps
-    if steps is not None and steps < step_of(checkpoint):
-        raise ValueError(f"{run.path} has done {step_of(checkpoint)} steps, more than --steps {steps}: ask for more.")
-    return checkpoint
+def at_checkpoint(run: RunFolder) -> RunFolder:
+    """The run, to go on from its last checkpoint. Raises FileNotFoundError if it has none, ValueError if it has done
+    more steps than it is now asked for."""
+    run.checkpoint, steps = latest_checkpoint(run.path), run.config.steps
+    if steps is not None and steps < (done := step_of(run.checkpoint)):
+        raise ValueError(f"{run.path} has done {done} steps, more than --steps {steps}: ask for more.")
+    return run
 
 
 def step_of(checkpoint: Path) -> int:

@@ -8,7 +8,6 @@ import typer
 
 from rlcourse.cli_errors import user_errors
 from rlcourse.cli_options import parse_rows, takes_settings, within
-from rlcourse.config import make_config
 from rlcourse.files import try_empty_folder, try_file, try_folder
 from rlcourse.settings import COUNT, MEMORY_GB, SEED, Range
 from rlcourse.sft import config as sft_config
@@ -92,31 +91,27 @@ def publish(
 
 
 @app.command()
-@takes_settings
 def bench(
-    settings: dict[str, Any],
-    what: Annotated[str, typer.Argument(help="learn, decode, kernels or step")],
+    what: Annotated[str, typer.Argument(help="decode or step")],
     shape: Annotated[str, typer.Option("--shape", help="Random weights of this shape; decode: or embedded")] = (
         "qwen2.5-0.5b"
     ),
-    rows: Annotated[str, typer.Option("--rows", help="decode, kernels, step: rows")] = "16,64",
+    rows: Annotated[str, typer.Option("--rows", help="Rows of a batch")] = "16,64",
     prompt_tokens: Annotated[
         int, typer.Option("--prompt-tokens", help="decode: tokens of a prompt", callback=within(COUNT))
     ] = 128,
     new_tokens: Annotated[
-        int, typer.Option("--new-tokens", help="decode, step: of an answer", callback=within(Range(2, 10**9)))
+        int, typer.Option("--new-tokens", help="tokens of an answer", callback=within(Range(2, 10**9)))
     ] = 256,
     lengths: Annotated[str, typer.Option("--lengths", help="decode: equal, or skewed (median 120)")] = "equal",
     repeats: Annotated[int, typer.Option("--repeats", help="Timed repetitions", callback=within(COUNT))] = 5,
 ):
-    """Measure this machine: whether every engine and algorithm can `learn`, every way to `decode`, the `kernels` of a
-    decode step, a whole training `step`."""
+    """Measure this machine: every way to `decode`, or a whole training `step`, with random weights."""
     with user_errors():
-        config = make_config(**settings)
         from rlcourse.bench import Options, run_bench
 
         options = Options(shape, tuple(parse_rows(rows)), prompt_tokens, new_tokens, lengths, repeats)
-        run_bench(what, config, options)
+        run_bench(what, options)
 
 
 @app.command()

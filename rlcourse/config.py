@@ -23,7 +23,6 @@ from rlcourse.settings import (
     WEIGHT,
     Range,
     check_settings_of,
-    is_address,
     model_and_address,
     setting,
     shown,
@@ -108,8 +107,8 @@ class TrainConfig:
     judge: str | None = setting(
         None,
         "language model that scores answers, too, from 0 to 1; the reward is the mean of what is measured and judged: "
-        "a model for our own engine, or MODEL@ADDRESS of an OpenAI-compatible endpoint, such as "
-        "qwen@http://localhost:8000/v1 (its key in the variable RLCOURSE_JUDGE_KEY)",
+        "MODEL@ADDRESS of an OpenAI-compatible endpoint, such as qwen@http://localhost:8000/v1 (its key in the "
+        "variable RLCOURSE_JUDGE_KEY)",
     )
 
     # Rollout
@@ -284,8 +283,8 @@ def check_config(config: TrainConfig) -> None:
         )
     if config.judge is not None:
         name, address = model_and_address(config.judge)
-        if is_address(name):
-            raise ValueError("A judge behind an address needs its name there: --judge MODEL@ADDRESS.")
+        if not (name and address):
+            raise ValueError("A judge is a model behind an address, and needs both: --judge MODEL@http://HOST:PORT/v1.")
         if any(sign in address for sign in "@?#"):  # the config is saved
             raise ValueError("judge is an address without user, password and query: the key is in RLCOURSE_JUDGE_KEY.")
     if config.cache_gb and (config.engine not in ("fast", "vllm") or config.device == "cpu"):

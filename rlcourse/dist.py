@@ -1,8 +1,9 @@
 """Several processes that train one model: `torchrun --nproc-per-node N -m rlcourse train ...`, on torch.distributed.
 
-Training asks a `world` for what processes share. Here is that of one process, `ALONE`. In `rlcourse/distributed`,
-`world.py` has that of several ranks which split each step (data parallel), `sharded.py` that of ranks which split the
-model, too (FSDP2), and `launch.py` starts the one that this process is in. Nothing heavy is imported here.
+`rlcourse.distributed.launch` starts a run in all of them, and gives each its `world`, which training asks for what
+processes share. Here is that of one process, `ALONE`. In `rlcourse/distributed`, `world.py` has that of several ranks
+which split each step (data parallel), and `sharded.py` that of ranks which split the model, too (FSDP2). Nothing heavy
+is imported here.
 """
 
 import os
@@ -21,17 +22,16 @@ class OneProcess:
 
     rank, size = 0, 1
 
-    def gather(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """The values of all ranks, by rank. They travel as pickles: no tensors on a GPU."""
         return [value]
 
-    def total(self, values: "Tensor") -> "Tensor":
+    def all_reduce(self, values: "Tensor") -> "Tensor":
         """The sum over ranks, in place. Where all but one have 0 it is exact."""
         return values
 
-    def first(self, function: Callable[[], Any]) -> Any:
-        """What the function returns, or raises, on the first rank, which alone calls it. It must have a pickle."""
-        return function()
+    def all_reduce_gradients(self, parameters: "list[nn.Parameter]") -> None:
+        """Give every rank the sum of all gradients."""
 
     def split_rows(self, rows: "Tensor", cut: Callable[["Tensor"], list[int]]) -> "tuple[Tensor, ...]":
         """This rank's rows, maybe none, in micro-batches.
@@ -42,14 +42,10 @@ class OneProcess:
         rows = rows[self.rank :: self.size]
         return rows.split(cut(rows)) if len(rows) else ()
 
-    def add_gradients(self, parameters: "list[nn.Parameter]") -> None:
-        """Give every rank the sum of all gradients."""
+    def setup(self, device: "torch.device", config: Any) -> None:
+        """Choose this rank's GPU, and connect the GPUs."""
 
-    def device(self, device: "torch.device", config: Any) -> "torch.device":
-        """This rank's device: one GPU each. Raises ValueError if a rank would have no GPU, or no prompt."""
-        return device
-
-    def run(self, open_run: Callable[[], Any]) -> Any:
+    def open_run(self, open_run: Callable[[], Any]) -> Any:
         """The run's folder, opened by the first rank; for the others one in which nothing is written."""
         return open_run()
 
@@ -61,19 +57,15 @@ class OneProcess:
         """The module, or this rank's shard of it."""
         return module
 
-    def engine(self, engine: Any, device: "torch.device") -> Any:
-        """The engine, each rank sampling for its share of the prompts."""
-        return engine
+    def shared(self, engine: Any, *tasks: Any) -> tuple[Any, ...]:
+        """The engine and tasks: a rank samples for its share of the prompts, and judges its share of the attempts."""
+        return engine, *tasks
 
-    def task(self, task: Any) -> Any:
-        """The task, each rank judging its share of the attempts."""
-        return task
-
-    def whole(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def gather_state(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Policy and state of the run as the first rank saves them. Raises RuntimeError if ranks have come apart."""
         return policy, state
 
-    def part(self, state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
+    def shard_state(self, state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
         """What this rank loads of a saved state."""
         return state
 
@@ -102,12 +94,12 @@ def is_sharded(model: Any) -> bool:
     return hasattr(model, "unshard")
 
 
-def whole(tensor: Any) -> Any:
+def full_tensor(tensor: Any) -> Any:
     """The whole of a tensor that is sharded, gathered by all ranks together; any other as it is."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def own(tensor: Any) -> Any:
+def local_tensor(tensor: Any) -> Any:
     """Of a tensor that is sharded what this rank has; any other as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 

@@ -10,7 +10,7 @@ from rlcourse.collect import judge
 from rlcourse.config import TrainConfig
 from rlcourse.device import find_device, without_cudnn_attention
 from rlcourse.dist import ALONE, OneProcess
-from rlcourse.distributed.launch import start_world
+from rlcourse.distributed import check_launch, start_world
 from rlcourse.policy import Policy, load_policy
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.sampling import GREEDY, Sampling
@@ -91,6 +91,7 @@ def evaluate(config: TrainConfig) -> dict[str, Any]:
     """Load the config's model and measure it on the test problems: what `rlcourse eval` does. Beside the results,
     `metrics` holds the formats of the task's."""
     with start_world() as world:
+        check_launch(config)
         policy, engine, task = load_all(config, world)
         return summarize_test(*answer_test(policy, engine, task, config)) | {"metrics": task.metrics}
 
@@ -106,10 +107,11 @@ def sample(config: TrainConfig, count: int, greedy: bool) -> list[Answer]:
 
 def load_all(config: TrainConfig, world: OneProcess = ALONE) -> tuple[Policy, RolloutEngine, Task]:
     """Policy, engine and task of a config, on its device. world: who shares the work."""
-    device, dtype = world.device(find_device(config), config), getattr(torch, config.dtype)
+    device, dtype = find_device(config), getattr(torch, config.dtype)
+    world.setup(device, config)
     policy = load_policy(config.model, device)
     engine = make_engine(policy, config.engine, dtype, config.compile, cache_gb=config.cache_gb)
-    return policy, world.engine(engine, device), world.task(task_of(config))
+    return policy, *world.shared(engine, task_of(config))
 
 
 def summarize(answers: list[list[Answer]]) -> dict[str, float | None]:

@@ -54,7 +54,7 @@ class StopAfterStep:
         """Within, Ctrl-C takes effect at the end; a second one at once."""
         self.inside = True
         yield
-        stop = next(filter(None, self.world.gather(self.asked)), None)
+        stop = next(filter(None, self.world.all_gather(self.asked)), None)
         self.inside = False  # an interrupted step leaves it True
         if stop:
             raise stop
@@ -70,9 +70,9 @@ def saved_when_stopped(training: Any, save: Callable[[Any], None]) -> Iterator[S
             yield stop
     except KeyboardInterrupt:
         if stop.inside:
-            said = f"Stopped within step {training.step + 1}. Go on from the last checkpoint, if there is one, with:"
+            message = f"Stopped within step {training.step + 1}. Go on from the last checkpoint, if there is one, with:"
         else:
             save(training)
-            said = f"Stopped at step {training.step}. Go on with:"
-        tqdm.write(f"{said} {training.run.resume_command()}")
+            message = f"Stopped at step {training.step}. Go on with:"
+        tqdm.write(f"{message} {training.run.resume_command()}")
         raise

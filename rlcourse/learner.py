@@ -76,7 +76,7 @@ class Learner:
             part = rollout[rows]
             hidden = self.policy_pass.hidden_states(part)
             values[rows, : hidden.shape[1]] = self.value_head(hidden) * part.completion_mask
-        return self.world.total(values)
+        return self.world.all_reduce(values)
 
     @torch.no_grad()
     def reference_logprobs(self, rollout: Rollout) -> Tensor:
@@ -86,7 +86,7 @@ class Learner:
             part = rollout[rows]
             found, _ = self.reference_pass.token_logprobs(part, config.sampling, config.logprob_chunk)
             logprobs[rows, : found.shape[1]] = found
-        return self.world.total(logprobs)
+        return self.world.all_reduce(logprobs)
 
     def _micro_batches(self, rollout: Rollout, model_pass: Any) -> tuple[Tensor, ...]:
         """All rows of the rollout; of several ranks this one's."""
@@ -153,7 +153,7 @@ def old_logprobs(learner: Learner, engine: RolloutEngine, batch: Batch, minibatc
         for rows in minibatch.micro_batches:
             logprobs, _ = learner.logprobs_and_values(batch.rollout[rows])
             old[rows, : logprobs.shape[1]] = logprobs
-    return learner.world.total(old)
+    return learner.world.all_reduce(old)
 
 
 def lr_factor(step: int, config: Any) -> float:

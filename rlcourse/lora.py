@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlcourse.dist import is_sharded, whole
+from rlcourse.dist import full_tensor, is_sharded
 from rlcourse.files import read_json
 from rlcourse.trial import silence
 
@@ -163,7 +163,7 @@ def copy_merged(targets: list[Tensor], sources: list[Tensor], model: PreTrainedM
     """
     if is_sharded(model):
         for target, source in zip(targets, sources, strict=True):
-            target.copy_(whole(source.to(target.dtype)))
+            target.copy_(full_tensor(source.to(target.dtype)))
         return
     adapted = {id(layer.weight): layer for layer in _adapted_layers(model)}
     plain = [(target, source) for target, source in zip(targets, sources, strict=True) if id(source) not in adapted]
@@ -196,7 +196,7 @@ def merged_parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     adapted = {id(layer.weight): layer for layer in _adapted_layers(model)}
     for name, parameter in plain_parameters(model):
         layer = adapted.get(id(parameter))
-        yield name, whole((parameter if layer is None else _merged_weight(layer)).detach())
+        yield name, full_tensor((parameter if layer is None else _merged_weight(layer)).detach())
 
 
 def merged_weights(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:

@@ -46,7 +46,7 @@ class Means:
         if world.size == 1:
             return self
         found = Means()
-        for part in world.gather([{n: v.cpu() for n, v in d.items()} for d in vars(self).values()]):
+        for part in world.all_gather([{n: v.cpu() for n, v in d.items()} for d in vars(self).values()]):
             joins = torch.add, torch.add, torch.maximum
             for into, numbers, join in zip(vars(found).values(), part, joins, strict=True):
                 for name, number in numbers.items():

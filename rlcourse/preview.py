@@ -18,7 +18,7 @@ from rlcourse.collect import Completions
 from rlcourse.config import TrainConfig
 from rlcourse.device import can_run, find_device, wanted_device
 from rlcourse.dist import launched, share_of
-from rlcourse.distributed.launch import check_launch
+from rlcourse.distributed import check_launch
 from rlcourse.evaluation import BATCH_ROWS, PASS_K_PROBLEMS, answer_problems
 from rlcourse.measure import shapes
 from rlcourse.measure.machine import format_bytes

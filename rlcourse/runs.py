@@ -113,6 +113,7 @@ class RunFolder:
 
     def __init__(self, path: Path, config: TrainConfig):
         self.path, self.config = path, config
+        self.checkpoint: Path | None = None  # to go on from
         self.began = time.perf_counter()  # when the clock of the run started
         self.tracker = make_tracker(path, config)
 

@@ -8,26 +8,18 @@
 import math
 import time
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from rlcourse.batch import plan_minibatches
-from rlcourse.checkpoint import (
-    bytes_of_checkpoint,
-    checkpoint_to_resume,
-    policy_of_run,
-    restore,
-    save,
-    written_meanwhile,
-)
+from rlcourse.checkpoint import at_checkpoint, bytes_of_checkpoint, policy_of_run, restore, save, saving_in_background
 from rlcourse.collect import Completions, RewardFunction, answer_rewards, collect
 from rlcourse.config import TrainConfig
-from rlcourse.device import find_device, without_cudnn_attention
-from rlcourse.dist import ALONE, OneProcess, share_of, whole
-from rlcourse.distributed.launch import start_world, world_of
+from rlcourse.device import without_cudnn_attention
+from rlcourse.dist import ALONE, OneProcess, full_tensor, share_of
+from rlcourse.distributed import launch
 from rlcourse.evaluation import answer_problems, answer_test, summarize, summarize_test
 from rlcourse.files import try_folder
 from rlcourse.interrupts import saved_when_stopped
@@ -41,7 +33,7 @@ from rlcourse.runs import RunFolder, new_run, run_to_resume
 from rlcourse.tasks import Task, in_format, task_of
 from rlcourse.tasks.prompts import PromptSampler, short_enough
 from rlcourse.trial import checkpoint_activations
-from rlcourse.watch import after_step, before_training, check_metrics, rounding
+from rlcourse.watch import after_step, before_training, check_metrics, warn_of_mismatch
 
 SAMPLER_CAP = 2.0  # the largest weight that makes up for a sampler's log-probs
 VALUE_CLIP, VALUE_COEF = 0.2, 0.5  # of PPO
@@ -56,15 +48,9 @@ def train(config: TrainConfig, began: float | None = None) -> dict[str, Any]:
     stop being finite. On Ctrl-C or SIGTERM the current step is finished, a checkpoint is saved and KeyboardInterrupt is
     raised.
     """
-    with start_world() as world:
-        world = world_of(config, world)
-        device = world.device(find_device(config), config)
-        run = world.run(lambda: new_run(config))
+    with launch(lambda: new_run(config)) as (run, device, world):
         run.began = began or run.began
-        try:
-            return Trainer(run, device, world=world).run_all()
-        finally:
-            run.remove_unless_begun()
+        return Trainer(run, device, world).run_all()
 
 
 def resume(**settings: Any) -> dict[str, Any]:
@@ -73,17 +59,14 @@ def resume(**settings: Any) -> dict[str, Any]:
     settings: those that identify the run (`name`, or preset, algorithm and seed; `output`), and those to change from
     now on. Raises ValueError for one that cannot change.
     """
-    with start_world() as world:
-        run = world.run(lambda: run_to_resume(settings))
-        world = world_of(run.config, world)
-        device = world.device(find_device(run.config), run.config)
-        return Trainer(run, device, world.first(lambda: checkpoint_to_resume(run)), world).run_all()
+    with launch(lambda: at_checkpoint(run_to_resume(settings))) as (run, device, world):
+        return Trainer(run, device, world).run_all()
 
 
 class TrainingLoop:
     """A run and the loop over its steps: evaluations, warnings, checkpoints, Ctrl-C.
 
-    A subclass sets `optimizer`, `order` and `metrics` between `begin` and `go_on`, and has
+    A subclass sets `optimizer`, `order` and `metrics` between `setup` and `start`, and has
 
     - `train_step()`: the step's metrics, and in RL its completions
     - `warnings(completions)`, `shown(metrics)`: what to warn of, and what the bar shows
@@ -98,25 +81,26 @@ class TrainingLoop:
     value_head: torch.nn.Module | None = None
     fingerprint: str | None = None  # of the data, where a run could go on with other data
 
-    def begin(self, run: RunFolder, device: torch.device, checkpoint: Path | None, world: OneProcess = ALONE) -> None:
-        """Load the policy, from the checkpoint if there is one, and see that a checkpoint can be written."""
+    def setup(self, run: RunFolder, device: torch.device, world: OneProcess = ALONE) -> None:
+        """Load the policy, from the run's checkpoint if it has one, and see that another can be written."""
         self.config, self.run, self.device, self.world = run.config, run, device, world
         torch.manual_seed(run.config.seed)
-        self.policy = world.load(lambda place: policy_of_run(run.config, place, checkpoint), device)
-        world.first(lambda: try_folder(run.path, "choose another --output", bytes_of_checkpoint(self.policy)))
+        self.policy = world.load(lambda place: policy_of_run(run.config, place, run.checkpoint), device)
+        try_folder(run.path, "choose another --output", bytes_of_checkpoint(self.policy))
         self.step, self.seconds, self.before = 0, 0.0, None
         self.spent = PhaseTimer(device)  # where the run's seconds go
 
-    def go_on(self, checkpoint: Path | None) -> None:
-        """Prepare the layers as the config says, and go on from the checkpoint, if there is one."""
+    def start(self) -> None:
+        """Prepare the layers as the config says, and restore the run's checkpoint, if it has one."""
         if self.config.gradient_checkpointing:
             checkpoint_activations(self.policy.model)
         if self.config.compile:
             compile_layers(self.policy.model)
-        if checkpoint is not None:
-            restore(self, checkpoint)
+        if self.run.checkpoint is not None:
+            restore(self)
             self.run.forget_after(self.step)
-        self.steps = self.world.first(lambda: self.run.lines("metrics.jsonl"))  # those done before a resume
+        # Those done before a resume. Another rank may read the file before the first has dropped what came after.
+        self.steps = [line for line in self.run.lines("metrics.jsonl") if line["step"] <= self.step]
         self.clock = self.run.began - self.seconds
         self.spent.seconds["starting"] += now(self.device) - self.run.began
 
@@ -143,7 +127,7 @@ class TrainingLoop:
                     self._validate(bar)
                     if config.save_every and self.step % config.save_every == 0 and self.step < config.steps:
                         save(self)
-            with written_meanwhile(self):
+            with saving_in_background(self):
                 after = self.test("after")
         summary = self.summary(after)
         self.run.finish(summary, self.curves)
@@ -157,8 +141,7 @@ class TrainingLoop:
 
     def validated(self) -> dict[str, Any]:
         """The validation at this step, logged in evals.jsonl, or read from there if it has been."""
-        lines = self.world.first(lambda: self.run.lines("evals.jsonl"))
-        logged = [line for line in lines if line["step"] == self.step]
+        logged = [line for line in self.run.lines("evals.jsonl") if line["step"] == self.step]
         if logged:
             return logged[0]
         with self.spent("evaluation"):
@@ -170,17 +153,18 @@ class TrainingLoop:
 class Trainer(TrainingLoop):
     """An RL run."""
 
-    def __init__(self, run: RunFolder, device: torch.device, checkpoint: Path | None = None, world: OneProcess = ALONE):
+    def __init__(self, run: RunFolder, device: torch.device, world: OneProcess = ALONE):
         config, task, start = run.config, task_of(run.config), None
-        self.begin(run, device, checkpoint, world)
-        self.task = self.judged = world.task(task)
+        self.setup(run, device, world)
+        judged = task
         if config.judge is not None:
             from rlcourse.tasks.judged import with_judge  # a laptop has none
 
             answers = run.path / ("judge.jsonl" if world.rank == 0 else f"judge.{world.rank}.jsonl")
-            self.judged = world.task(with_judge(task, config, answers))
-        self.metrics, self.headline = self.task.metrics, next(iter(self.task.metrics))
-        if config.needs_reference and (checkpoint is not None or config.shard) and not config.lora_rank:
+            judged = with_judge(task, config.judge, answers)
+        dtype, longest = getattr(torch, config.dtype), config.max_prompt_tokens + config.max_new_tokens
+        self.metrics, self.headline = task.metrics, next(iter(task.metrics))
+        if config.needs_reference and (run.checkpoint is not None or config.shard) and not config.lora_rank:
             start = world.load(lambda place: load_policy(config.model, place), device)  # an adapter has its base below
         self.learner = Learner(self.policy, config, start and start.model, world)
         self.optimizer, self.value_head = self.learner.optimizer, self.learner.value_head
@@ -188,12 +172,11 @@ class Trainer(TrainingLoop):
             from rlcourse.memory import check_memory
 
             check_memory(share_of(config, world.size), self.policy.model.config, device, world.size)
-        dtype, longest = getattr(torch, config.dtype), config.max_prompt_tokens + config.max_new_tokens
         engine = make_engine(self.policy, config.engine, dtype, config.compile, longest, config.cache_gb, config.sleep)
-        self.engine = world.engine(engine, device)
+        self.engine, self.task, self.judged = world.shared(engine, task, judged)
         self.order = PromptSampler(short_enough(task.problems("train"), task, self.policy, config), config.seed)
-        rounding(config, engine.exact and self.learner.exact, device)
-        self.go_on(checkpoint)
+        warn_of_mismatch(config, engine.exact and self.learner.exact, device)
+        self.start()
 
     def train_step(self) -> tuple[dict[str, Any], Completions]:
         return train_step(self.learner, self.engine, self.judged, self.order, self.step)
@@ -250,7 +233,7 @@ def train_step(
             for minibatch in minibatches:
                 for rows in minibatch.micro_batches:
                     part = batch[rows]
-                    mask, share = part.loss_mask, minibatch.share
+                    mask, counts = part.loss_mask, minibatch.counts
                     logprobs, values = learner.logprobs_and_values(part.rollout)
                     before = logprobs.detach() if old is None else old[rows, : mask.shape[1]]
                     losses, clipped = token_loss(
@@ -259,20 +242,20 @@ def train_step(
                     )  # fmt: skip
                     sampler = part.rollout.logprobs
                     weights = sampler_correction(before, sampler, mask, config.sampler_correction, SAMPLER_CAP)
-                    loss = aggregate(weights * losses, mask, config.aggregation, **share)
+                    loss = aggregate(weights * losses, mask, config.aggregation, **counts)
                     if config.kl_coef:
                         kl = kl_estimate(logprobs, part.ref_logprobs, "k3")
-                        loss = loss + config.kl_coef * aggregate(kl, mask, config.aggregation, **share)
+                        loss = loss + config.kl_coef * aggregate(kl, mask, config.aggregation, **counts)
                     if values is not None:
                         errors = value_loss(values, part.values, part.returns, mask, VALUE_CLIP)
-                        loss = loss + VALUE_COEF * aggregate(errors, mask, "token_mean", **share)
+                        loss = loss + VALUE_COEF * aggregate(errors, mask, "token_mean", **counts)
                         means.add("value_loss", errors, mask)
                     loss.backward()
                     means.add("policy_loss", losses, mask)
                     means.add("clip_fraction", clipped, mask)
                     means.add("mismatch", (before - sampler).abs(), part.rollout.completion_mask)
                     means.add("sampler_ratio", (before - sampler).exp(), part.rollout.completion_mask)
-                learner.world.add_gradients(learner.parameters)
+                learner.world.all_reduce_gradients(learner.parameters)
                 grad_norms.append(update(learner.optimizer, config, step))
     metrics = {"step": step + 1} | step_metrics(batch, sampled, config, means.together(learner.world))
     grad_norm, lr = sum(grad_norms) / len(grad_norms), learner.optimizer.param_groups[0]["lr"]
@@ -287,7 +270,7 @@ def update(optimizer: torch.optim.Optimizer, config: Any, step: int) -> float:
     not finite.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    grad_norm = whole(torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)).item()
+    grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)).item()
     if not math.isfinite(grad_norm):
         optimizer.zero_grad(set_to_none=True)  # or a caller who goes on would add to them
         raise RuntimeError("The gradient is not finite, so the weights were left alone: try a lower --lr.")

@@ -28,7 +28,7 @@ GROUPED = ("leave_one_out", "group_centered", "group_normalized")
 Warnings = dict[str, str]
 
 
-def rounding(config: TrainConfig, exact: bool, device: torch.device) -> None:
+def warn_of_mismatch(config: TrainConfig, exact: bool, device: torch.device) -> None:
     """Say where the sampler's log-probs can differ from the trainer's: in 16 bits, and with vLLM in any case.
 
     exact: whether both are exact, to the last bit.

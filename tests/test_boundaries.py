@@ -1,4 +1,4 @@
-"""Rewards, weights and lengths exactly at a boundary, and what a call leaves behind."""
+"""Rewards and lengths exactly at a boundary, and what a call leaves behind."""
 
 from dataclasses import replace
 
@@ -6,25 +6,12 @@ import pytest
 import torch
 from policies import rollout_of
 
-from rlcourse import logprobs, lora
+from rlcourse import logprobs
 from rlcourse.advantages import gae, whiten
 from rlcourse.losses import aggregate, token_loss, value_loss
 from rlcourse.rollout.blocks import BlockManager
-from rlcourse.rollout.hf import HFEngine
 from rlcourse.rollout.scheduler import Scheduler
 from rlcourse.sampling import GREEDY, Sampling, sampling_logits
-
-
-@pytest.mark.parametrize("place", [0, -1])
-def test_a_weight_of_exactly_the_size_that_is_copied_alone_reaches_the_engine(place, policy, monkeypatch):
-    monkeypatch.setattr(lora, "ALONE", list(policy.model.parameters())[place].numel())
-    sampler = HFEngine(policy, torch.bfloat16)
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter.add_(1.0)
-    sampler.generate([[5, 9]], 1, 1, GREEDY)
-    for own, theirs in zip(sampler.model.parameters(), policy.model.parameters(), strict=True):
-        assert torch.equal(own, theirs.bfloat16())
 
 
 def test_inputs_of_losses_and_advantages_stay_as_they_are():

@@ -42,11 +42,13 @@ def test_only_the_newest_are_kept(kept, steps, policy, tmp_path, monkeypatch):
 
 
 def test_a_folder_with_another_name_is_no_checkpoint_and_is_left_alone(policy, tmp_path):
-    mine = tmp_path / "checkpoints" / "step-000001.best"
-    mine.mkdir(parents=True)
-    for step in (2, 3, 4):
+    mine = [tmp_path / "checkpoints" / f"step-{name}" for name in ("000001.best", "2000009-copy", "x", "")]
+    for folder in mine:
+        folder.mkdir(parents=True)
+    for step in (2, 999_999, 1_000_000):
         save_checkpoint(tmp_path, step, policy, {"step": step})
-    assert latest_checkpoint(tmp_path).name == "step-000004" and mine.exists()
+    assert latest_checkpoint(tmp_path).name == "step-1000000"  # by number, not by name
+    assert all(folder.exists() for folder in mine)
 
 
 @pytest.mark.parametrize("what", ["weights", "value_head", "moments"])

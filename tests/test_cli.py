@@ -51,7 +51,7 @@ def other_value(f):
     if f.metadata["choices"]:
         return next(choice for choice in f.metadata["choices"] if choice != f.default)
     special = {"preset": "h200", "algorithm": "ppo", "num_generations": 4, "surrogate": "cispo", "task": "gsm8k"}
-    special["engine"] = "vllm@http://host:8000"
+    special |= {"engine": "vllm@http://host:8000", "judge": "model@http://host:8000/v1"}
     if f.name in special:
         return special[f.name]
     kind = field_type(f)
@@ -173,9 +173,9 @@ def test_merge_names_the_adapter(monkeypatch, tmp_path):
 def test_bench_passes_its_options_on(monkeypatch):
     calls = []
     monkeypatch.setattr(bench, "run_bench", lambda *call: calls.append(call))
-    done = invoke("bench", "step", "--shape", "tiny", "--rows", "8, 24", "--repeats", "2", "--lr", "1")
+    done = invoke("bench", "step", "--shape", "tiny", "--rows", "8, 24", "--repeats", "2")
     assert done.exit_code == 0, done.output
-    assert calls == [("step", make_config(lr=1.0), bench.Options(shape="tiny", rows=(8, 24), repeats=2))]
+    assert calls == [("step", bench.Options(shape="tiny", rows=(8, 24), repeats=2))]
 
 
 def test_doctor_survives_an_install_without_torch():

@@ -38,7 +38,7 @@ def test_what_is_set_by_hand_wins_over_the_algorithm_which_wins_over_the_preset(
         ({"num_prompts": 2, "num_generations": 4, "minibatches": 9}, r"minibatches \(9\) must not exceed .* \(8\)\."),
         ({"dtype": "bfloat16", "device": "cpu"}, r"dtype bfloat16 is for a GPU: use --dtype float32 on a CPU\."),
         ({"cache_gb": 1, "device": "cpu"}, r"A paged cache is for the engines fast and vllm on a GPU"),
-        ({"judge": "http://host/v1"}, r"A judge behind an address needs its name there: --judge MODEL@ADDRESS\."),
+        ({"judge": "http://host/v1"}, r"A judge is a model behind an address, and needs both: --judge MODEL@http:"),
         ({"judge": "m@http://me:secret@host/v1"}, r"judge is an address without user, password and query: the key"),
         ({"engine": "fastest"}, r"Unknown engine 'fastest': use hf-dynamic, hf-static, fast, vllm or vllm@http://HOST"),
         ({"engine": "fast@http://host"}, r"Unknown engine 'fast@http://host': use hf-dynamic"),

@@ -65,42 +65,7 @@ def test_a_number_that_is_not_finite_ends_the_run_and_the_last_good_checkpoint_s
     load_policy(str(latest_checkpoint(tmp_path / "run")))
 
 
-def test_weights_that_are_not_finite_are_never_saved(tiny, tmp_path, monkeypatch):
-    original = trainer.train_step
-
-    def step(learner, *arguments):
-        found = original(learner, *arguments)
-        if arguments[-1] == 5:
-            next(learner.policy.model.parameters()).data.view(-1)[0] = torch.nan
-        return found
-
-    monkeypatch.setattr(trainer, "train_step", step)
-    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in (tiny | {"eval_every": 0}).items()]
-    done = CliRunner().invoke(cli.app, ["train", *arguments])
-    assert done.exit_code == 1 and done.stderr.splitlines()[-1].startswith("The weights are no longer finite")
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000003"]
-
-
 # SIGTERM
-
-
-def test_sigterm_finishes_the_step_saves_and_can_be_gone_on_from(whole_run, tiny, tmp_path, monkeypatch):
-    original = trainer.train_step
-
-    def terminated(*arguments):
-        if arguments[-1] == 3:
-            signal.raise_signal(signal.SIGTERM)
-        return original(*arguments)
-
-    arguments = ["train", *[f"--{name.replace('_', '-')}={value}" for name, value in tiny.items()]]
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer, "train_step", terminated)
-        done = CliRunner().invoke(cli.app, arguments)
-    assert done.exit_code == 143 and "Traceback" not in done.output and "Stopped at step 4. Go on with" in done.output
-    assert latest_checkpoint(tmp_path / "run").name == "step-000004"
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    resume(name="run", output=str(tmp_path))
-    assert_same_run(tmp_path / "run", whole_run)
 
 
 def test_sigterm_while_a_run_is_prepared_leaves_its_name_free(tiny, tmp_path, monkeypatch):
@@ -229,9 +194,3 @@ def test_a_line_of_a_log_that_cannot_be_used_is_named(name, line, sentence, run)
 def test_fewer_steps_than_a_run_has_done_are_refused(run):
     assert refusal(run, steps=2).endswith("run has done 7 steps, more than --steps 2: ask for more.")
     assert json.loads((run / "config.json").read_text())["steps"] == 7
-
-
-def test_folders_beside_the_checkpoints_are_none(run):
-    for name in ("step-000009-copy", "step-x", "step-", "step-999999", "step-1000000"):
-        (run / "checkpoints" / name).mkdir()
-    assert latest_checkpoint(run).name == "step-1000000"  # by number, not by name

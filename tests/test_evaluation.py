@@ -95,13 +95,6 @@ def test_probabilities_that_are_not_finite_are_no_answers(policy):
         answer_problems(policy, engine, TASK, [Problem("What?", "", "1")], 3)
 
 
-def test_an_unfinished_answer_is_never_right_and_never_formatted():
-    answers = answer_problems(NumberPolicy(), NumberEngine(unfinished=[2, 5]), TASK, PROBLEMS, 10)
-    for number, (a,) in enumerate(answers):
-        whole = number not in (2, 5)
-        assert (a.finished, a.strict, a.lenient, a.formatted) == (whole,) * 4
-
-
 def test_an_evaluation_does_not_change_the_random_state_and_is_the_same_each_time():
     drawn = []
     for seed in (1, 2):

@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 from policies import DEVICE, logprobs_alone, make_policy, rollout_of, rows_of
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcourse import head, logprobs
 from rlcourse import train as training
@@ -58,25 +57,6 @@ def reference_alone(model, sampling=None) -> torch.Tensor:
 STEP = logprobs.WIDTH_ON_GPU if DEVICE == "cuda" else 1  # sequences are as wide as a multiple of it
 
 
-class Shapes(TorchDispatchMode):
-    """The shapes of all products of matrices."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
-            self.seen.append(tuple(result.shape))
-        return result
-
-    def head_rows(self, learner: Learner) -> list[int]:
-        """The rows of each product with the head."""
-        vocabulary = learner.policy.model.config.vocab_size
-        return [rows for rows, columns in self.seen if columns == vocabulary]
-
-
 def forward_shapes(model) -> list[tuple[int, int]]:
     """A list to which each forward pass of the model adds (rows, width)."""
     seen = []
@@ -114,12 +94,13 @@ def test_the_value_pass_of_any_micro_batch_gives_the_values_of_each_row_alone(to
     assert seen == wide  # rows of like length together
 
 
-def test_logits_stand_in_memory_for_a_chunk_of_tokens():
+def test_both_passes_take_logits_by_the_configs_chunk(monkeypatch):
+    """What a chunk keeps out of memory: `test_logprobs.py`."""
+    chunks, original = [], head.chunked_logprobs
+    monkeypatch.setattr(head, "chunked_logprobs", lambda *a: chunks.append(a[4]) or original(*a))
     one = learner(kl_coef=0.1, logprob_chunk=3)
-    for run in (lambda: one.logprobs_and_values(ROLLOUT), lambda: one.reference_logprobs(ROLLOUT)):
-        with Shapes() as shapes, torch.no_grad():
-            run()
-        assert max(shapes.head_rows(one)) == 3
+    one.logprobs_and_values(ROLLOUT), one.reference_logprobs(ROLLOUT)
+    assert chunks == [3, 3]
 
 
 @pytest.mark.parametrize(("tokens", "parts"), [(18, 3), (128, 1)])

@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
-from rlcourse import head as module
 from rlcourse.logprobs import chunked_logprobs, token_logprobs
 from rlcourse.sampling import Sampling, sampling_logits
 
@@ -202,16 +201,6 @@ def test_a_token_outside_the_set_by_rounding_still_has_a_finite_log_prob():
     logprobs = chunked_logprobs(hidden, head, targets, Sampling(top_k=2), 1)
     expected = 1 - math.log(math.exp(3) + math.exp(2) + math.exp(1))
     assert logprobs[0].item() == pytest.approx(expected, abs=1e-6)
-
-
-def test_compile_uses_the_compiled_function(monkeypatch):
-    def compiled(hidden, head, targets, sampling):
-        return torch.full((len(targets),), 7.0)
-
-    monkeypatch.setattr(module, "_compiled", lambda: compiled)
-    arguments = torch.randn(5, 16), torch.randn(50, 16), torch.arange(5), Sampling(), 2
-    with torch.no_grad():
-        assert chunked_logprobs(*arguments, True).eq(7).all() and not chunked_logprobs(*arguments).eq(7).any()
 
 
 def test_the_head_runs_in_bfloat16_under_autocast_and_the_softmax_in_float32():

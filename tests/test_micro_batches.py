@@ -133,8 +133,8 @@ def test_a_share_counts_the_whole_minibatch_of_which_only_rows_that_train_are_co
     for epoch in range(4):
         found = []
         for minibatch in plan[epoch * minibatches :][:minibatches]:
-            rows = [i for i in range(7) if minibatch.share["tokens"] >> i & 1]
-            assert minibatch.share == {"rows": len(rows), "tokens": sum(2**i for i in rows), "max_new_tokens": 99}
+            rows = [i for i in range(7) if minibatch.counts["tokens"] >> i & 1]
+            assert minibatch.counts == {"rows": len(rows), "tokens": sum(2**i for i in rows), "max_new_tokens": 99}
             assert abs(len(rows) - 7 / minibatches) < 1
             computed = [piece.tolist() for piece in minibatch.micro_batches]
             flat = [i for piece in computed for i in piece]

@@ -96,13 +96,6 @@ def test_a_template_that_can_is_asked_not_to_think(folder):
     assert policy.tokenizer.decode(policy.prompt("1+1?")) == "1+1? at once"
 
 
-def test_a_template_that_tells_the_date_always_tells_the_same(folder):
-    date = "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
-    (folder / "chat_template.jinja").write_text(date + "{{ messages[0]['content'] + ' on ' + date_string }}")
-    policy = load_policy(str(folder))
-    assert policy.tokenizer.decode(policy.prompt("1+1?")) == "1+1? on 26 Jul 2024"
-
-
 def test_a_tokenizer_without_a_chat_template_is_refused_by_who_asks_in_a_chat(folder):
     (folder / "chat_template.jinja").unlink()
     policy = load_policy(str(folder))

@@ -112,20 +112,23 @@ def test_a_finished_run_can_be_given_more_steps(whole_run, tiny, tmp_path):
     assert json.loads((tmp_path / "run" / "config.json").read_text())["steps"] == 8
 
 
-def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(whole_run, tiny, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(number, code, whole_run, tiny, tmp_path, monkeypatch):
+    """SIGTERM, too, as rented machines send it before they stop."""
     arguments = ["train", *[f"--{name.replace('_', '-')}={value}" for name, value in tiny.items()]]
     monkeypatch.setattr(sys, "argv", ["rlcourse", *arguments])
     original = trainer.train_step
 
     def interrupted(*arguments):
         if arguments[-1] == 3:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         return original(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "train_step", interrupted)
         result = CliRunner().invoke(cli.app, arguments)
-    assert result.exit_code == 130 and "Traceback" not in result.output
+    assert result.exit_code == code and "Traceback" not in result.output
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     said = re.search(r"Stopped at step (\d+)\. Go on with: (rlcourse train .*--resume)", result.output)
     step, command = said.groups()
     assert step == "4" and latest_checkpoint(tmp_path / "run").name == "step-000004"
@@ -233,7 +236,7 @@ def test_the_engine_and_the_model_are_made_as_the_config_says(tiny, monkeypatch)
     made.clear()
     with monkeypatch.context() as patch:
         patch.setattr("rlcourse.train.collect", toy.power_cut)  # before anything is compiled
-        patch.setattr("rlcourse.train.find_device", lambda config: torch.device("cpu"))
+        patch.setattr("rlcourse.distributed.find_device", lambda config: torch.device("cpu"))
         options |= {"compile": True, "gradient_checkpointing": True, "name": "other", "device": "auto"}
         options |= {"engine": "fast", "cache_gb": 2.0, "sleep": True}
         with pytest.raises((toy.PowerCut, TypeError)):

@@ -12,16 +12,16 @@ from typer.testing import CliRunner
 from rlcourse import cli, preview, watch
 from rlcourse.config import make_config
 from rlcourse.sft import trainer as fine_tuning
-from rlcourse.tasks import Answer, Judgement, Problem, minigsm
+from rlcourse.tasks import Answer, Judgement, MathTask, Problem, load_task
 from rlcourse.tasks.verify import verify
 
 TASKS = """
 import re
 from dataclasses import dataclass
-from rlcourse.tasks import Judgement, Problem, minigsm
+from rlcourse.tasks import Judgement, Problem, load_task
 from rlcourse.tasks.task import MathTask
 
-base = minigsm.load()
+base = load_task("minigsm")
 
 @dataclass(frozen=True)
 class Own(MathTask):
@@ -182,7 +182,7 @@ def test_a_collapse_is_answers_that_shrink_or_stop_varying_while_the_reward_rise
 
 
 def sft(options: str):
-    lines = [json.dumps({"prompt": p.question, "answer": p.answer}) for p in minigsm.load().train[:24]]
+    lines = [json.dumps({"prompt": p.question, "answer": p.answer}) for p in load_task("minigsm").train[:24]]
     Path("data.jsonl").write_text("\n".join(lines))
     command = (
         f"sft --data data.jsonl --task minigsm --steps 4 --batch-size 4 --eval-every 0 --eval-problems 12 {options}"
@@ -209,7 +209,7 @@ def test_fine_tuning_warns_of_data_that_is_known_and_of_data_that_is_memorized()
 
 
 def test_worked_examples_come_before_the_question_and_do_not_train():
-    task = minigsm.load()
+    task = load_task("minigsm")
     shown = task.with_settings(make_config(examples=2))
     assert shown.examples == tuple(task.train[:2]) and shown.train == task.train[2:] and shown.test == task.test
 
@@ -220,7 +220,7 @@ def test_worked_examples_come_before_the_question_and_do_not_train():
     asked, _, examples = shown.prompt(shown.test[0], Recorder())
     assert asked == shown.test[0].question and examples == [(p.question, p.answer) for p in task.train[:2]]
     with pytest.raises(ValueError, match="no 2 worked answers"):
-        minigsm.MathTask("bare", "", [Problem("?", "", "1")] * 4, [], []).with_settings(make_config(examples=2))
+        MathTask("bare", "", [Problem("?", "", "1")] * 4, [], []).with_settings(make_config(examples=2))
 
 
 def test_a_dry_run_counts_every_evaluation_of_the_run(monkeypatch):
@@ -229,7 +229,7 @@ def test_a_dry_run_counts_every_evaluation_of_the_run(monkeypatch):
     monkeypatch.setattr(preview, "answer_problems", lambda *_: [[answer("7")]])
     monkeypatch.setattr(preview, "seconds", lambda call, _: call() or next(took))
     config = make_config(eval_problems=1000, pass_k=8, eval_every=50, eval_validation=256, steps=350)
-    trainer = SimpleNamespace(config=config, task=minigsm.load(), policy=None, engine=None, device=None)
+    trainer = SimpleNamespace(config=config, task=load_task("minigsm"), policy=None, engine=None, device=None)
     _, total = preview.evaluation_seconds(trainer)
     assert total == pytest.approx(1 + 2 * 1000 / 256 + 2 * 64 / 32 + 8)  # compilation, tests, pass@8, 8 validations
 
@@ -257,6 +257,6 @@ def test_a_dry_run_shows_what_answers_earn_and_how_long_the_run_takes():
      ("float32", "vllm", False, True)],
 )  # fmt: skip
 def test_a_run_says_where_engine_and_trainer_round_differently(dtype, engine, exact, says, capsys):
-    watch.rounding(make_config(dtype=dtype, engine=engine), exact, torch.device("cpu"))
+    watch.warn_of_mismatch(make_config(dtype=dtype, engine=engine), exact, torch.device("cpu"))
     said = "Engine and trainer round differently on cpu: `mismatch_mean` in metrics.jsonl says by how much"
     assert (said in capsys.readouterr().out) == says

@@ -47,7 +47,6 @@ API = {
         "tasks.kernels.judge",
         "tasks.kernels.lowering",
         "tasks.kernels.task",
-        "tasks.kernels.measured",
     ],
     "Kernels that a model writes": [
         "tasks.kernelbench",
@@ -91,8 +90,8 @@ API = {
     "Publishing": ["publish", "model_card", "merge"],
     "Several GPUs": [
         "dist",
+        "distributed",
         "distributed.world",
-        "distributed.launch",
         "distributed.sharded",
     ],
     "Fine-tuning and LoRA": ["sft", "sft.config", "sft.data", "sft.packing", "sft.traces", "sft.trainer", "lora"],

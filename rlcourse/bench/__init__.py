@@ -6,41 +6,28 @@ from rich.console import Console
 
 from rlcourse.bench.options import Options
 from rlcourse.bench.results import Results, Rows
-from rlcourse.config import TrainConfig
 from rlcourse.measure.records import device_name, results_table
 
 
-def run_bench(what: str, config: TrainConfig, options: Options) -> None:
+def run_bench(what: str, options: Options) -> None:
     """Run the benchmark `what` and print its table. Raises ValueError for options that make no sense."""
     options.check(what)
-    _, rows = measured(what, config, options, Results())
+    _, rows = measured(what, options, Results())
     show(what, rows)
 
 
-def measured(
-    what: str, config: TrainConfig, options: Options, results: Results, peers: Any = None
-) -> tuple[dict[str, Any], Rows]:
-    """Setup and rows of a benchmark. results: where `decode` and `step` put each row as they measure it. peers: what
-    these measure beside ours."""
+def measured(what: str, options: Options, results: Results, peers: Any = None) -> tuple[dict[str, Any], Rows]:
+    """Setup and rows of a benchmark. results: where it puts each row as it measures it. peers: what it measures beside
+    ours."""
     shape, counts, repeats = options.shape, list(options.rows), options.repeats
-    match what:
-        case "learn":
-            from rlcourse.bench.learn import learn
+    if what == "decode":
+        from rlcourse.bench.decode import decode
 
-            return learn(config)
-        case "decode":
-            from rlcourse.bench.decode import decode
+        sizes = counts, options.prompt_tokens, options.new_tokens, options.lengths, repeats
+        return decode(shape, *sizes, results, peers)
+    from rlcourse.bench.step import step
 
-            sizes = counts, options.prompt_tokens, options.new_tokens, options.lengths, repeats
-            return decode(shape, *sizes, results, peers)
-        case "kernels":
-            from rlcourse.bench.kernels import kernels
-
-            return kernels(shape, counts, repeats)
-        case "step":
-            from rlcourse.bench.step import step
-
-            return step(shape, counts, options.new_tokens, repeats, results, peers)
+    return step(shape, counts, options.new_tokens, repeats, results, peers)
 
 
 def show(what: str, rows: Rows) -> None:

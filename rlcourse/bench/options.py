@@ -7,12 +7,12 @@ POSITIONS = {  # shapes, and the tokens of their longest row
     "llama-3.2-1b": 32768, "tiny": 32768, "embedded": 512,
 }  # fmt: skip
 LENGTHS = ("equal", "skewed")
-BENCHMARKS = ("learn", "decode", "kernels", "step")
+BENCHMARKS = ("decode", "step")
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command besides the config. Each benchmark takes those that it needs."""
+    """The options of the command. Each benchmark takes those that it needs."""
 
     shape: str = "qwen2.5-0.5b"
     rows: tuple[int, ...] = (16, 64)

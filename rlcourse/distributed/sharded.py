@@ -27,7 +27,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_f
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlcourse.batch import Rollout
-from rlcourse.dist import whole
+from rlcourse.dist import full_tensor
 from rlcourse.distributed.world import SharedEngine, World
 from rlcourse.logprobs import PlainPass
 from rlcourse.policy import empty_copy
@@ -39,13 +39,12 @@ CPU = torch.device("cpu")
 class ShardedWorld(World):
     """One of several ranks that have a part of the model each."""
 
-    def device(self, device: torch.device, config: Any) -> torch.device:
-        device = super().device(device, config)
+    def setup(self, device: torch.device, config: Any) -> None:
+        super().setup(device, config)
         self.mesh = DeviceMesh.from_group(self.gpus or dist.group.WORLD, device.type)
         self.precision = MixedPrecisionPolicy()
         if config.dtype == "bfloat16":
             self.precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-        return device
 
     def load(self, load: Callable[[torch.device], Any], device: torch.device) -> Any:
         """See `OneProcess`. The model is loaded on the CPU; a layer at a time is whole on a GPU."""
@@ -70,27 +69,27 @@ class ShardedWorld(World):
         module.set_force_sum_reduction_for_comms(True)  # by a plain sum, which gloo has, too
         return module
 
-    def engine(self, engine: Any, device: torch.device) -> Any:
-        return ShardedEngine(engine, self, device)
+    def shared(self, engine: Any, *tasks: Any) -> tuple[Any, ...]:
+        return ShardedEngine(engine, self), *super().shared(engine, *tasks)[1:]
 
     def split_rows(self, rows: Tensor, cut: Callable[[Tensor], list[int]]) -> tuple[Tensor, ...]:
         """See `OneProcess`. Empty ones follow until this rank has as many as any: a pass is made by all together."""
         found, none = super().split_rows(rows, cut), rows[:0]
-        return (*found, *[none] * (max(self.gather(len(found))) - len(found)))
+        return (*found, *[none] * (max(self.all_gather(len(found))) - len(found)))
 
-    def add_gradients(self, parameters: list[nn.Parameter]) -> None:
+    def all_reduce_gradients(self, parameters: list[nn.Parameter]) -> None:
         pass  # the backward passes have
 
-    def whole(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def gather_state(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         first = self.rank == 0
         model = empty_copy(policy.model, torch.float32, CPU) if first else None
         for name, parameter in policy.model.named_parameters():
-            gathered = whole(parameter.detach())
+            gathered = full_tensor(parameter.detach())
             if first:
                 model.get_parameter(name).data.copy_(gathered)
         return replace(policy, model=model), _gathered(state, first)
 
-    def part(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    def shard_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """See `OneProcess`. Raises ValueError for a tensor of another shape than the optimizer's."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         saved, head = state["optimizer"], state["value_head"]
@@ -120,7 +119,7 @@ def _gathered(value: Any, keep: bool) -> Any:
     if isinstance(value, dict):
         return {name: _gathered(inner, keep) for name, inner in value.items()}
     if isinstance(value, DTensor):
-        gathered = whole(value)
+        gathered = full_tensor(value)
         return gathered.to(CPU) if keep else None
     return value
 
@@ -159,7 +158,7 @@ class ShardedEngine(SharedEngine):
         self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
     ) -> Rollout:
         """See `RolloutEngine`. A rank without a prompt of its own samples a token that nobody gets."""
-        if not self.world.share(prompts):
+        if not self.world.slice(prompts):
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 self.engine.generate(prompts[:1], num_generations, 1, sampling)
         return super().generate(prompts, num_generations, max_new_tokens, sampling)

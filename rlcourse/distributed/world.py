@@ -13,9 +13,9 @@ logged. Objects and counts travel by gloo, through the CPU, and gradients on a G
 """
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from rlcourse.batch import Rollout, concatenate
 from rlcourse.dist import OneProcess
 from rlcourse.rollout import RolloutEngine
+from rlcourse.runs import RunFolder
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import Attempt, Task
 
@@ -45,81 +46,59 @@ class World(OneProcess):
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
         self.gpus: Any = None  # the group for what is on a GPU
+        self.device = torch.device("cpu")
 
-    def gather(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         values = [None] * self.size
         with lost_ranks():
             torch.distributed.all_gather_object(values, value)
         return values
 
-    def total(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         with lost_ranks():
             torch.distributed.all_reduce(values, group=self.gpus if values.is_cuda else None)
         return values
 
-    def share(self, items: list) -> list:
+    def slice(self, items: list) -> list:
         """This rank's part of a list: neighbours, so that the parts of all, by rank, are the list. Sends nothing."""
         return items[len(items) * self.rank // self.size : len(items) * (self.rank + 1) // self.size]
 
-    def first(self, function: Callable[[], Any]) -> Any:
-        outcome = None
-        if self.rank == 0:
-            try:
-                outcome = function(), None
-            except Exception as error:
-                outcome = None, error
-        value, error = self.gather(outcome)[0]
-        if error is not None:
-            raise error
-        return value
-
-    def device(self, device: torch.device, config: Any) -> torch.device:
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
-        if device.type == "cuda" and torch.cuda.device_count() < here:
-            raise ValueError(
-                f"{here} processes need a GPU each, and there are {torch.cuda.device_count()}: lower --nproc-per-node."
-            )
-        if config.num_prompts < self.size:
-            raise ValueError(
-                f"Prompts are split by rank, and num_prompts {config.num_prompts} are fewer than {self.size} "
-                "processes: raise it."
-            )
+    def setup(self, device: torch.device, config: Any) -> None:
+        self.device = device
         if device.type == "cuda":
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", self.rank)))
             self.gpus = torch.distributed.new_group(backend="nccl")
-        return device
 
-    def run(self, open_run: Callable[[], Any]) -> Any:
-        opened = []
+    def open_run(self, open_run: Callable[[], Any]) -> Any:
+        run = error = None
+        if self.rank == 0:
+            try:
+                run = open_run()
+            except Exception as caught:
+                error = caught
+        *opened, error = self.all_gather((run and run.path, run and run.config, run and run.checkpoint, error))[0]
+        if error is not None:
+            raise error
+        return run or Follower(*opened)
 
-        def open_it() -> tuple:
-            opened.append(open_run())
-            return opened[0].path, opened[0].config
+    def shared(self, engine: Any, *tasks: Any) -> tuple[Any, ...]:
+        return SharedEngine(engine, self), *(SharedTask(task, self) for task in tasks)
 
-        place = self.first(open_it)
-        return opened[0] if opened else Follower(*place)
-
-    def engine(self, engine: Any, device: torch.device) -> Any:
-        return SharedEngine(engine, self, device)
-
-    def task(self, task: Any) -> Any:
-        return SharedTask(task, self)
-
-    def whole(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def gather_state(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         # The same updates of the same weights: sums that differ are those of a rank that has come apart.
-        sums = self.gather([p.detach().double().sum().item() for p in policy.model.parameters()])
+        sums = self.all_gather([p.detach().double().sum().item() for p in policy.model.parameters()])
         if any(of_rank != sums[0] for of_rank in sums):
             raise RuntimeError("The weights differ from rank to rank, so they were not saved: go on with --resume.")
         return policy, state
 
-    def add_gradients(self, parameters: list[nn.Parameter]) -> None:
+    def all_reduce_gradients(self, parameters: list[nn.Parameter]) -> None:
         """See `OneProcess`. A parameter that has none on any rank keeps none: the optimizer leaves it alone."""
-        has = self.total(torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32))
+        has = self.all_reduce(torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32))
         parameters = [p for p, ranks in zip(parameters, has.tolist(), strict=True) if ranks]
         for p in parameters:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-            self.total(p.grad)
+            self.all_reduce(p.grad)
 
 
 @contextmanager
@@ -138,8 +117,8 @@ class SharedEngine:
     ranks, stays so. So another number of ranks samples other completions, of the same distribution.
     """
 
-    def __init__(self, engine: RolloutEngine, world: Any, device: torch.device):
-        self.engine, self.world, self.device = engine, world, device
+    def __init__(self, engine: RolloutEngine, world: World):
+        self.engine, self.world, self.device = engine, world, world.device
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
@@ -148,12 +127,12 @@ class SharedEngine:
         self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
     ) -> Rollout:
         """See `RolloutEngine`."""
-        share, seed, own = self.world.share(prompts), int(torch.randint(2**62, ())), None
+        share, seed, own = self.world.slice(prompts), int(torch.randint(2**62, ())), None
         if share:
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 torch.manual_seed(seed + self.world.rank)
                 own = moved(self.engine.generate(share, num_generations, max_new_tokens, sampling), "cpu")
-        parts = [part for part in self.world.gather(own) if part is not None]
+        parts = [part for part in self.world.all_gather(own) if part is not None]
         return moved(concatenate(parts), self.device)
 
 
@@ -165,7 +144,7 @@ def moved(rollout: Rollout, device: torch.device | str) -> Rollout:
 class SharedTask:
     """A task on every rank: each judges its share of the attempts, and all get all verdicts."""
 
-    def __init__(self, task: Task, world: Any):
+    def __init__(self, task: Task, world: World):
         self.task, self.world = task, world
 
     def __getattr__(self, name: str) -> Any:
@@ -174,16 +153,17 @@ class SharedTask:
     def judge(self, attempts: list[Attempt], training: bool) -> list[Any]:
         """See `Task`. Attempts at one problem, neighbours, are judged together."""
         groups = [list(group) for _, group in groupby(attempts, key=lambda attempt: id(attempt.problem))]
-        own = [attempt for group in self.world.share(groups) for attempt in group]
-        parts = self.world.gather(self.task.judge(own, training) if own else [])
+        own = [attempt for group in self.world.slice(groups) for attempt in group]
+        parts = self.world.all_gather(self.task.judge(own, training) if own else [])
         return [verdict for part in parts for verdict in part]
 
 
-class Follower:
+class Follower(RunFolder):
     """The run's folder to all ranks but the first: nothing is written."""
 
-    def __init__(self, path: Path, config: Any):
-        self.path, self.config, self.began = path, config, time.perf_counter()
+    def __init__(self, path: Path, config: Any, checkpoint: Path | None):
+        super().__init__(path, replace(config, log_to="none"))
+        self.checkpoint = checkpoint
 
     def ignore(self, *arguments: Any) -> None:
         pass

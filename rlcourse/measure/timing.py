@@ -9,8 +9,6 @@ from contextlib import contextmanager
 
 import torch
 
-from rlcourse.cuda_graphs import recorded
-
 
 def now(device: torch.device) -> float:
     """The time in seconds, once the GPU has finished its work."""
@@ -45,22 +43,6 @@ def median_and_spread(values: list[float]) -> tuple[float, float]:
         return median, 0.0
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     return median, (high - low) / median
-
-
-def graph_seconds(run: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """Median seconds and spread of a run captured in a CUDA graph, so that the host has no part in it."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with recorded(graph):
-        run()
-
-    def replays() -> None:
-        for _ in range(20):
-            graph.replay()
-
-    took, spread = median_and_spread(measure(lambda: seconds(replays, torch.device("cuda")), repeats, warmup=2))
-    return took / 20, spread
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:

@@ -61,10 +61,10 @@ class Child(AbstractContextManager):
     def close(self) -> str:
         """End the process and what it started, and remove its folder. Returns the last line of its standard error."""
         self.connection.close()
-        said = end(self.process) if self.process is not None else ""
+        last_line = end(self.process) if self.process is not None else ""
         self.process = None
         remove(self.folder)
-        return said
+        return last_line
 
     def __exit__(self, *_) -> None:
         self.close()
@@ -111,8 +111,8 @@ def end(process: subprocess.Popen) -> str:
     process.wait()
     with process.stderr:
         os.set_blocking(process.stderr.fileno(), False)
-        said = (process.stderr.read() or b"").decode(errors="replace").strip()
-    return said.splitlines()[-1] if said else ""
+        lines = (process.stderr.read() or b"").decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def remove(folder: Path) -> None:

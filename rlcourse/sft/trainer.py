@@ -4,14 +4,13 @@ import math
 import time
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from rlcourse.batch import rows_together
-from rlcourse.checkpoint import checkpoint_to_resume
+from rlcourse.checkpoint import at_checkpoint
 from rlcourse.device import autocast, find_device, without_cudnn_attention
 from rlcourse.evaluation import answer_problems, summarize
 from rlcourse.learner import new_optimizer
@@ -46,8 +45,8 @@ def fine_tune(config: SFTConfig) -> dict[str, Any]:
 def resume(**settings: Any) -> dict[str, Any]:
     """Continue a run from its last checkpoint, with the settings and the data that it was started with; see
     `rlcourse.train.resume`."""
-    run = run_to_resume(settings, SFT)
-    return FineTuning(run, find_device(run.config), checkpoint_to_resume(run)).run_all()
+    run = at_checkpoint(run_to_resume(settings, SFT))
+    return FineTuning(run, find_device(run.config)).run_all()
 
 
 class FineTuning(TrainingLoop):
@@ -59,9 +58,9 @@ class FineTuning(TrainingLoop):
 
     name, curves = "sft", "FINE_TUNING"
 
-    def __init__(self, run: RunFolder, device: torch.device, checkpoint: Path | None = None):
+    def __init__(self, run: RunFolder, device: torch.device):
         config = run.config
-        self.begin(run, device, checkpoint)
+        self.setup(run, device)
         self.data = load_data(config, self.policy)
         self.fingerprint = self.data.fingerprint
         if self.data.too_long:
@@ -74,7 +73,7 @@ class FineTuning(TrainingLoop):
         parameters = [p for p in self.policy.model.parameters() if p.requires_grad]
         self.optimizer = new_optimizer([{"params": parameters, "peak_lr": config.lr}], self.config)
         self.order = PromptSampler(self.data.train, config.seed)
-        self.go_on(checkpoint)
+        self.start()
 
     def _prepare_task(self) -> None:
         """Task, problems and engine of the answers that are tried; None for the engine, and no metrics, without any."""

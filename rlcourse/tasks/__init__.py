@@ -30,7 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 TASKS = {
-    "minigsm": "rlcourse.tasks.minigsm:load",  # generated problems that need no download
+    "minigsm": "rlcourse.tasks.gsm8k:load_minigsm",  # generated problems that need no download
     "gsm8k": "rlcourse.tasks.gsm8k:load",  # the public data set
     "math": "rlcourse.tasks.math:load",  # harder problems whose answers are expressions
     "kernelbench": "rlcourse.tasks.kernelbench.task:load",  # GPU kernels, which are run

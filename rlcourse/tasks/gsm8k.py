@@ -1,11 +1,14 @@
-"""GSM8K: 8,792 grade-school word problems (Cobbe et al. 2021, arXiv:2110.14168), from the hub or a local folder."""
+"""GSM8K: 8,792 grade-school word problems (Cobbe et al. 2021, arXiv:2110.14168), from the hub or a local folder; and
+`minigsm`, the embedded task in its format, with nothing to download."""
 
 import os
 import re
 from dataclasses import replace
+from pathlib import Path
 
 from rlcourse.hub import load_rows
-from rlcourse.tasks.jsonl import gold_of, hold_out, parse_problem, read_train_and_test
+from rlcourse.paths import data_folder
+from rlcourse.tasks.jsonl import gold_of, hold_out, parse_problem, read_problems, read_train_and_test
 from rlcourse.tasks.task import MathTask, Problem
 
 DIR_VARIABLE = "RLCOURSE_GSM8K_DIR"
@@ -37,6 +40,16 @@ def load(data_dir: str | None = None) -> MathTask:
         train, test = ([problem_of(row) for row in splits[name]] for name in ("train", "test"))
     train, validation = hold_out([without_annotations(problem) for problem in train], VALIDATION)
     return MathTask("gsm8k", INSTRUCTION, train, validation, [without_annotations(problem) for problem in test])
+
+
+def load_minigsm(data_dir: str | None = None) -> MathTask:
+    """The problems that ship, which `minigsm.py` made, or those in `data_dir`: train, validation and test.jsonl.
+
+    Raises FileNotFoundError if the folder or a file is missing, ValueError for a line that cannot be used.
+    """
+    folder = data_folder() / "minigsm" if data_dir is None else Path(data_dir).expanduser()
+    splits = (read_problems(folder / f"{split}.jsonl") for split in ("train", "validation", "test"))
+    return MathTask("minigsm", "", *splits)
 
 
 def problem_of(row: dict[str, str]) -> Problem:

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from rlcourse.files import append_json, read_lines, write_text
 from rlcourse.settings import model_and_address
-from rlcourse.tasks.llm_judge import Conversation, Endpoint, LocalModel, Model
+from rlcourse.tasks.llm_judge import Conversation, Endpoint
 from rlcourse.tasks.task import Attempt, Task, Verdict
 
 if TYPE_CHECKING:
@@ -52,15 +52,10 @@ The answer:
 MOST_CHARACTERS = 20_000  # of a reply that is searched for scores
 
 
-def with_judge(task: Task, config: "TrainConfig", file: Path) -> Task:
-    """The task with the judge that the config names, which keeps its replies in `file`; without one, the task itself.
-
-    Raises ValueError or FileNotFoundError for a model that can't be loaded.
-    """
-    if config.judge is None:
-        return task
-    name, address = model_and_address(config.judge)
-    return JudgedTask(task, Endpoint(address, name) if address else LocalModel(name, config.device), file)
+def with_judge(task: Task, judge: str, file: Path) -> "JudgedTask":
+    """The task with a judge, MODEL@ADDRESS, whose replies are kept in `file`."""
+    name, address = model_and_address(judge)
+    return JudgedTask(task, Endpoint(address, name), file)
 
 
 @dataclass(frozen=True)
@@ -86,7 +81,7 @@ class JudgedVerdict:
 class JudgedTask:
     """A task and the model that scores its attempts in training; `file` keeps a line of JSON per reply."""
 
-    def __init__(self, task: Task, model: Model, file: Path):
+    def __init__(self, task: Task, model: Endpoint, file: Path):
         self.task, self.model, self.file = task, model, file
         self.criteria = OF_PROGRAMS if "compiled" in task.metrics else OF_ANSWERS
         if lines := read_lines(file):  # without a last line that a kill cut short, which the next would be appended to

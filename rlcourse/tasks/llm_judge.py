@@ -1,7 +1,4 @@
-"""The models that judge: behind an address that takes OpenAI's chat completions, or in our own engine.
-
-`replies` never raises: a question without an answer gets None, and `reason` says why the last one failed.
-"""
+"""A model that judges, behind an address that takes OpenAI's chat completions."""
 
 import http.client
 import json
@@ -10,11 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
-
-import torch
-
-from rlcourse.sampling import GREEDY
+from typing import Any
 
 KEY = "RLCOURSE_JUDGE_KEY"  # environment variable with the endpoint's key
 AT_ONCE = 8  # requests in flight
@@ -22,18 +15,8 @@ GIVE_UP = 8  # failures in a row after which the rest of a batch is not asked
 FIRST_WAIT, LONGEST_WAIT = 0.5, 20.0  # seconds before a retry; each wait is twice the one before
 SECONDS = 60.0  # per answer, retries included
 MOST_TOKENS, MOST_BYTES = 512, 1 << 20  # per answer
-LOCAL_ROWS = 32  # that our own engine decodes at once
 
 Conversation = tuple[str, str]  # the system's turn and the user's
-
-
-class Model(Protocol):
-    """name: keys the kept answers. reason: why the last question without an answer has none."""
-
-    name: str
-    reason: str
-
-    def replies(self, conversations: list[Conversation]) -> list[str | None]: ...
 
 
 class Unanswered(Exception):
@@ -52,7 +35,7 @@ class NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class Endpoint:
-    """A model at an address such as http://localhost:8000/v1."""
+    """The model called `name` at an address such as http://localhost:8000/v1. seconds: for each answer."""
 
     def __init__(self, url: str, name: str, seconds: float = SECONDS):
         self.url, self.name, self.seconds, self.reason = url.rstrip("/") + "/chat/completions", name, seconds, ""
@@ -60,6 +43,7 @@ class Endpoint:
         self.failed_in_a_row = 0
 
     def replies(self, conversations: list[Conversation]) -> list[str | None]:
+        """The reply to each, None where there is none; `reason` then says why the last one failed. Never raises."""
         self.failed_in_a_row = 0
         with ThreadPoolExecutor(AT_ONCE) as threads:
             return list(threads.map(self._reply, conversations))
@@ -127,40 +111,3 @@ def text_of(content: bytes) -> str:
     if not isinstance(text, str):
         raise Unanswered("the reply is not a chat completion")
     return text
-
-
-class LocalModel:
-    """A model in our own engine, a folder or a name on the hub. It answers greedily.
-
-    Raises ValueError or FileNotFoundError for a model that can't be loaded or takes no system turn.
-    """
-
-    def __init__(self, name: str, device: str = "auto"):
-        from rlcourse.llm import LLM
-
-        self.name, self.reason, self.llm = name, "", LLM(name, device=device)
-        try:
-            self.llm.policy.prompt("Which?", "Judge.")
-        except Exception as error:  # whatever a chat template raises
-            raise ValueError(f"{name} cannot judge: its chat template takes no instructions ({error}).") from None
-
-    def replies(self, conversations: list[Conversation]) -> list[str | None]:
-        policy = self.llm.policy
-        prompts = [policy.prompt(user, system) for system, user in conversations]
-        room = getattr(policy.model.config, "max_position_embeddings", 1 << 30) - MOST_TOKENS
-        short = [i for i, prompt in enumerate(prompts) if len(prompt) <= room]
-        if len(short) < len(prompts):
-            self.reason = f"{self.name} reads {room} tokens at most, and a question has more"
-        replies: list[str | None] = [None] * len(prompts)
-        try:
-            # Judging must not change what the run samples next.
-            with torch.random.fork_rng([policy.device] if policy.device.type == "cuda" else []):
-                for first in range(0, len(short), LOCAL_ROWS):
-                    rows = short[first : first + LOCAL_ROWS]
-                    groups = self.llm.generate([prompts[i] for i in rows], GREEDY, MOST_TOKENS)
-                    for i, (answer,) in zip(rows, groups, strict=True):
-                        replies[i] = answer.text
-        except (RuntimeError, ValueError) as error:  # out of memory, or logits that are not finite
-            self.reason = str(error).splitlines()[0]
-        self.llm.sleep()  # the update needs its memory
-        return replies

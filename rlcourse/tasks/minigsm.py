@@ -1,4 +1,4 @@
-"""The embedded task: grade-school word problems from templates, in GSM8K's format, with nothing to download.
+"""Problems of the embedded task: grade-school word problems from templates. `gsm8k.py` loads those that ship.
 
 A problem's identity is its template and its numbers; names and things are decoration. A hash of the identity decides
 its split, so splits never share a problem. Besides train, validation and test there is `sft`, for the warm start's
@@ -11,13 +11,11 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
-from pathlib import Path
 from typing import NamedTuple
 
 from rlcourse.files import read_lines
 from rlcourse.paths import data_folder
-from rlcourse.tasks.jsonl import read_problems
-from rlcourse.tasks.task import MathTask, Problem
+from rlcourse.tasks.task import Problem
 
 LEVELS = (1, 2, 3, 4)  # the number of steps of a problem
 SPLITS = {"sft": 45, "train": 35, "validation": 8, "test": 12}  # percent of all problems
@@ -186,14 +184,3 @@ def generate(n: int, seed: int, split: str, levels: tuple[int, ...] = LEVELS) ->
         if misses == 5000:
             raise ValueError(f"Split {split!r} has hardly more than {len(found)} problems of level {level}: lower n.")
     return list(found.values())
-
-
-def load(data_dir: str | Path | None = None) -> MathTask:
-    """The task: the problems that ship, or those in `data_dir`, a folder with train, validation and test.jsonl.
-
-    Raises FileNotFoundError if the folder or a file is missing, ValueError for a line that cannot be used.
-    """
-    folder = data_folder() / "minigsm" if data_dir is None else Path(data_dir).expanduser()
-    return MathTask(
-        "minigsm", "", *(read_problems(folder / f"{split}.jsonl") for split in ("train", "validation", "test"))
-    )

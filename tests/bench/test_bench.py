@@ -7,26 +7,23 @@ import torch
 from policies import DEVICE
 from transformers import AutoModelForCausalLM
 
-from rlcourse.bench import Options, decode, learn, models, run_bench, step
-from rlcourse.config import make_config
+from rlcourse.bench import Options, decode, models, run_bench, step
 from rlcourse.measure.shapes import ModelShape
 from rlcourse.policy import load_policy
 from rlcourse.tasks import load_task
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("kernels", Options(), "no CUDA GPU was found"),
-        ("coffee", Options(), r"Unknown benchmark 'coffee': use learn, decode, kernels or step"),
+        ("coffee", Options(), r"Unknown benchmark 'coffee': use decode or step"),
         ("decode", Options(shape="tiny", rows=(8,), lengths="long"), "Unknown lengths 'long'"),
         ("step", Options(shape="huge", rows=(8,)), r"Unknown shape 'huge': use one of qwen2\.5-0\.5b, .*, tiny"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(name, options, sentence):
     with pytest.raises(ValueError, match=sentence):
-        run_bench(name, make_config(), options)
+        run_bench(name, options)
 
 
 @pytest.mark.thorough
@@ -47,24 +44,6 @@ def test_a_step_with_random_weights_and_coin_flips_is_timed_by_phase(monkeypatch
     assert row["rollout_s"] > 0 and row["update_s"] > 0 and row["rollout_s"] + row["update_s"] <= row["step_s"]
     assert row["mismatch_mean"] <= row["mismatch_max"] < 1e-2
     assert len(norms) == step.WARMUP + 1 and all(norm > 0 for norm in norms)
-
-
-@pytest.mark.thorough
-def test_learn_trains_every_combination_and_says_what_failed(monkeypatch):
-    combinations = [
-        {"algorithm": "gspo", "dtype": "float32", "compile": False, "engine": "fast", "minibatches": 1},
-        {"algorithm": "dr_grpo", "dtype": "float32", "compile": False, "engine": "fast", "seed": 1},
-        {"algorithm": "dr_grpo", "dtype": "float32", "compile": False, "engine": "fast", "top_p": 2.0},
-    ]
-    monkeypatch.setattr(learn, "combinations", lambda on_gpu: combinations)
-    small = {"num_prompts": 4, "max_new_tokens": 40, "eval_validation": 2}
-    one_run = learn.one_run
-    monkeypatch.setattr(learn, "one_run", lambda settings: one_run(small | settings))
-    setup, rows = learn.learn(make_config(steps=2, eval_problems=4))
-    assert rows[0]["variant"] == "gspo, fast, float32, minibatches 1" and setup["steps"] == 2
-    for row in rows[:2]:
-        assert 0 <= row["accuracy_after"] <= 1 and row["mismatch_max"] < 1e-4 and row["clip_fraction"] == 0
-    assert rows[2]["error"] == "ValueError: top_p must be above 0 and at most 1, not 2.0." and "seconds" not in rows[2]
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])

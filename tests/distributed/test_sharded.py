@@ -21,9 +21,9 @@ from rlcourse import train as trainer
 from rlcourse.batch import Rollout
 from rlcourse.checkpoint import latest_checkpoint
 from rlcourse.config import make_config
-from rlcourse.dist import is_sharded, own, whole
-from rlcourse.distributed.launch import start_world, world_of
-from rlcourse.distributed.sharded import ShardedPass
+from rlcourse.dist import full_tensor, is_sharded, local_tensor
+from rlcourse.distributed import start_world
+from rlcourse.distributed.sharded import ShardedPass, ShardedWorld
 from rlcourse.learner import Learner
 from rlcourse.logprobs import PlainPass
 from rlcourse.lora import copy_merged
@@ -61,8 +61,8 @@ def _toy(monkeypatch):
 @contextmanager
 def sharded_world(config=SHARDED):
     with start_world() as world:
-        world = world_of(config, world)
-        world.device(CPU, config)
+        world = ShardedWorld(world.rank, world.size)
+        world.setup(CPU, config)
         yield world
 
 
@@ -111,13 +111,13 @@ def held(rank: int) -> dict:
         unsharded = _whole(learner.policy.model)
         logprobs, values = learner.logprobs_and_values(rollout)
         (logprobs.sum() + values.sum()).backward()
-        gradients = sum(own(p.grad).nbytes for p in parameters)
+        gradients = sum(local_tensor(p.grad).nbytes for p in parameters)
         update(learner.optimizer, config, 0)
         moments = [m for of_one in learner.optimizer.state.values() for m in of_one.values() if m.dim()]
         return {
-            "weights": sum(own(p).nbytes for p in parameters),
+            "weights": sum(local_tensor(p).nbytes for p in parameters),
             "gradients": gradients,
-            "moments": sum(own(m).nbytes for m in moments),
+            "moments": sum(local_tensor(m).nbytes for m in moments),
             "dtypes": {t.dtype for t in (*parameters, *moments)},
             "whole": unsharded + _whole(learner.policy.model),
         }
@@ -149,7 +149,7 @@ def passed(one_pass: PlainPass, rollout: Rollout) -> tuple[torch.Tensor, list[to
     logprobs, hidden = one_pass.token_logprobs(rollout, SAMPLING, 2)
     assert hidden.dtype == torch.float32  # the residual stream
     logprobs.sum().backward()
-    return logprobs.detach(), [whole(p.grad) for p in one_pass.model.parameters()]
+    return logprobs.detach(), [full_tensor(p.grad) for p in one_pass.model.parameters()]
 
 
 def sharded_passes(rank: int) -> dict[str, tuple]:
@@ -157,8 +157,8 @@ def sharded_passes(rank: int) -> dict[str, tuple]:
     with start_world() as alone:
         for name in ("recomputed", "bfloat16"):
             config = replace(SHARDED, dtype="bfloat16" if name == "bfloat16" else "float32", device="cpu")
-            world = world_of(config, alone)
-            world.device(CPU, config)
+            world = ShardedWorld(alone.rank, alone.size)
+            world.setup(CPU, config)
             model = world.load(lambda _: make_policy(), CPU).model
             if name == "recomputed":
                 checkpoint_activations(model)
@@ -204,7 +204,7 @@ def answers_of(policy, name: str, engine_of=lambda engine: engine) -> list:
     with torch.no_grad():
         before = engine.generate(PROMPTS, 2, 5, GREEDY)
         for p in policy.model.parameters():
-            own(p).mul_(1.2)  # an update
+            local_tensor(p).mul_(1.2)  # an update
         return [rows_of(rollout) for rollout in (before, engine.generate(PROMPTS, 2, 5, GREEDY))]
 
 
@@ -212,7 +212,7 @@ def sharded_answers(rank: int) -> dict[str, list]:
     with sharded_world() as world:
         return {
             name: answers_of(
-                world.load(lambda _, kind=kind: make_policy(**kind), CPU), name, lambda one: world.engine(one, CPU)
+                world.load(lambda _, kind=kind: make_policy(**kind), CPU), name, lambda one: world.shared(one)[0]
             )
             for name, kind in ENGINES.items()
         }

@@ -12,8 +12,9 @@ from thorough import thorough
 
 from rlcourse import train as module
 from rlcourse.batch import concatenate
-from rlcourse.dist import ALONE, whole
-from rlcourse.distributed.launch import start_world, world_of
+from rlcourse.dist import ALONE, full_tensor
+from rlcourse.distributed import start_world
+from rlcourse.distributed.sharded import ShardedWorld
 from rlcourse.distributed.world import RankLost, lost_ranks
 from rlcourse.learner import Learner
 from rlcourse.policy import ValueHead
@@ -61,8 +62,8 @@ def step_of(name: str, world, shard: bool = False) -> dict:
     """All that can be seen of the step: advantages, gradients of each optimizer step, metrics, rewards, weights."""
     config, seen = replace(CASES[name], shard=shard), {"gradients": []}
     if shard:
-        world = world_of(config, world)
-        world.device(CPU, config)
+        world = ShardedWorld(world.rank, world.size)
+        world.setup(CPU, config)
     rows = list(zip(COMPLETIONS, sampler_logprobs(config.sampling, 0.1), FINISHED, strict=True))
     policy = world.load(lambda _: make_policy(), CPU)
     start = world.load(lambda _: make_policy(seed=5), CPU).model
@@ -74,12 +75,12 @@ def step_of(name: str, world, shard: bool = False) -> dict:
         learner = Learner(policy, config, start, world)
     parameters = [*policy.model.parameters(), *(learner.value_head.parameters() if learner.value_head else [])]
     engine = FixedEngine({tuple(p): rows[i * GROUP :][:GROUP] for i, p in enumerate(PROMPTS)})
-    engine = OneNumber(engine) if world is ALONE else world.engine(engine, CPU)
+    engine, task = world.shared(OneNumber(engine) if world is ALONE else engine, TASK)
     rewards = [1.0] * len(REWARDS) if name == "nothing to learn" else REWARDS
     optimizer_step, make_batch = learner.optimizer.step, module.make_batch
 
     def stepped():
-        seen["gradients"].append([None if p.grad is None else whole(p.grad.clone()) for p in parameters])
+        seen["gradients"].append([None if p.grad is None else full_tensor(p.grad.clone()) for p in parameters])
         optimizer_step()
 
     def batched(*arguments):
@@ -91,10 +92,10 @@ def step_of(name: str, world, shard: bool = False) -> dict:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "make_batch", batched)
         metrics, completions = module.train_step(
-            learner, engine, world.task(TASK), Prompts(4 * [0, 1, 2]), 0, lambda answers, config: list(rewards)
+            learner, engine, task, Prompts(4 * [0, 1, 2]), 0, lambda answers, config: list(rewards)
         )
     del metrics["timing"]
-    weights = [whole(p.detach()) for p in parameters]
+    weights = [full_tensor(p.detach()) for p in parameters]
     return seen | {
         "metrics": metrics,
         "rewards": completions.rewards,
@@ -160,16 +161,15 @@ class Groups(MathTask):
 
 def shared_work(rank: int) -> dict:
     with start_world() as world:
-        task = world.task(Groups("groups", "", [], [], []))
+        engine = FixedEngine({(7,): [([50, 1], [-1.0, -2.0], True)]})
+        engine, task = world.shared(engine, Groups("groups", "", [], [], []))
         attempts = [Attempt(p, "", 1, True) for p in [Problem(str(n), "", str(n)) for n in range(4)] for _ in range(3)]
-        engine = world.engine(FixedEngine({(7,): [([50, 1], [-1.0, -2.0], True)]}), CPU)
         with pytest.raises(ValueError, match=r"^only the first$"):
-            world.first(lambda: int(1 / rank) if rank else (_ for _ in ()).throw(ValueError("only the first")))
+            world.open_run(lambda: int(1 / rank) if rank else (_ for _ in ()).throw(ValueError("only the first")))
         return {
             "name": task.name,
             "verdicts": [task.judge(attempts, True), task.judge(attempts[:1], True)],
             "one": engine.generate([[7]], 1, 2, None).ids,
-            "first": world.first(lambda: 40 + rank),
         }
 
 
@@ -177,7 +177,6 @@ def test_a_group_is_judged_together_and_a_rank_may_have_nothing_to_do(tmp_path):
     for found in on_ranks(3, shared_work, tmp_path):
         assert found["name"] == "groups" and found["verdicts"] == [[3] * 12, [1]]
         assert found["one"].tolist() == [[7, 50, 1]]
-        assert found["first"] == 40
 
 
 def sampled(rank: int) -> list[list[int]]:
@@ -190,7 +189,7 @@ def sampled(rank: int) -> list[list[int]]:
 
     with start_world() as world:
         torch.manual_seed(0)
-        engine = world.engine(Dice(), CPU)
+        (engine,) = world.shared(Dice())
         return [concatenate([engine.generate([[7], [8]], 1, 6, None)]).completion_ids.tolist() for _ in range(2)]
 
 
@@ -207,10 +206,10 @@ def weights_that_differ(rank: int) -> str:
     with start_world() as world:
         weight = torch.nn.Parameter(torch.ones(3))
         policy = SimpleNamespace(model=torch.nn.ParameterList([weight]))
-        assert world.whole(policy, {"step": 1}) == (policy, {"step": 1})
+        assert world.gather_state(policy, {"step": 1}) == (policy, {"step": 1})
         weight.data[1] += rank * 1e-6
         with pytest.raises(RuntimeError) as caught:
-            world.whole(policy, {})
+            world.gather_state(policy, {})
         return str(caught.value)
 
 

@@ -9,7 +9,7 @@ from policies import make_policy
 from rlcourse.sft import data as module
 from rlcourse.sft.config import make_config
 from rlcourse.sft.data import conversation_of, encode, load_data
-from rlcourse.tasks import minigsm
+from rlcourse.tasks import load_task, minigsm
 
 CHAT = [
     {"role": "system", "content": "Be short."},
@@ -148,7 +148,7 @@ def test_minigsm_is_learned_from_problems_that_rl_does_not_meet(policy, monkeypa
     assert kept == {"sft"}
     texts = {told(policy, e)[1][0] for e in found.train}
     assert texts <= {problem.to_problem().answer + "<|im_end|>" for problem in problems} and texts
-    validation = minigsm.load().problems("validation")[:5]
+    validation = load_task("minigsm").problems("validation")[:5]
     assert [told(policy, e)[1] for e in found.held_out] == [[p.answer + "<|im_end|>"] for p in validation]
 
 

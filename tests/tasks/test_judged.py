@@ -1,7 +1,6 @@
 """A task with a language model as a second judge: what it is shown, what it earns an answer, and what it cannot do."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +8,6 @@ from rlcourse import train as trainer
 from rlcourse.config import make_config
 from rlcourse.tasks import Attempt, Judgement, Problem, load_task
 from rlcourse.tasks.judged import METRICS, OF_ANSWERS, OF_PROGRAMS, JudgedTask, read_scores, with_judge
-from rlcourse.tasks.llm_judge import LocalModel
 
 CONFIG = make_config()
 VERDICTS = {  # of the measuring judge: earned, refused
@@ -166,15 +164,10 @@ def test_answers_that_are_no_programs_are_scored_for_correctness_alone(tmp_path)
     assert "compil" not in task.model.asked[0][0]
 
 
-def test_without_a_judge_a_task_stays_itself_and_with_one_it_is_the_configs(tmp_path, monkeypatch):
-    task = Task()
-    assert with_judge(task, make_config(), tmp_path / "judge.jsonl") is task
-    config = make_config(judge="a/m@http://host:1/v1/")
-    asked = with_judge(task, config, tmp_path / "judge.jsonl")
+def test_the_judge_is_the_configs(tmp_path):
+    asked = with_judge(Task(), "a/m@http://host:1/v1/", tmp_path / "judge.jsonl")
     assert (asked.model.url, asked.model.name) == ("http://host:1/v1/chat/completions", "a/m")
     assert asked.file == tmp_path / "judge.jsonl" and asked.criteria == OF_PROGRAMS
-    monkeypatch.setattr("rlcourse.llm.LLM", lambda *a, **k: SimpleNamespace(policy=SimpleNamespace(prompt=print)))
-    assert isinstance(with_judge(task, make_config(judge="folder"), tmp_path / "judge.jsonl").model, LocalModel)
 
 
 def test_a_run_is_trained_with_the_judge_and_tested_without(model_folder, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The models that judge: an endpoint, here a small server that answers well, badly, late and not at all; our engine."""
+"""The models that judge: an endpoint, here a small server that answers well, badly, late and not at all."""
 
 import json
 import socket
@@ -7,11 +7,9 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-import torch
-from policies import make_policy
 
 from rlcourse.tasks import llm_judge
-from rlcourse.tasks.llm_judge import Endpoint, LocalModel
+from rlcourse.tasks.llm_judge import Endpoint
 
 QUESTION = ("You judge.", "Is it right?")
 
@@ -148,26 +146,3 @@ def test_several_are_asked_at_once_replies_go_where_they_belong_and_some_may_fai
     server.script = script
     assert model_at(server).replies(questions(40)) == [str(i) if i % 2 else None for i in range(40)]
     assert len(server.asked) == 40 and 1 < server.most <= llm_judge.AT_ONCE
-
-
-@pytest.fixture(scope="module")
-def judging_folder(tmp_path_factory):
-    policy, folder = make_policy(3, max_position_embeddings=900), tmp_path_factory.mktemp("judge")
-    policy.model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-def test_a_model_of_our_own_answers_each_question_greedily(judging_folder, monkeypatch):
-    monkeypatch.setattr(llm_judge, "MOST_TOKENS", 6)
-    monkeypatch.setattr(llm_judge, "LOCAL_ROWS", 2)
-    model = LocalModel(judging_folder, "cpu")
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    found = model.replies(questions(3))
-    assert torch.equal(torch.rand(3), expected)  # the run's own random numbers go on
-    assert all(isinstance(reply, str) for reply in found)
-    assert [model.replies([one])[0] for one in questions(3)] == found
-    long, short = model.replies([("You judge.", "Is it? " * 900), QUESTION])
-    assert long is None and short is not None and "tokens at most" in model.reason

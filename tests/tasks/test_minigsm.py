@@ -17,7 +17,7 @@ EXACT = {"+": Fraction.__add__, "-": Fraction.__sub__, "*": Fraction.__mul__, "/
 @pytest.fixture(scope="module")
 def shipped():
     """Every problem of data/minigsm by split."""
-    task = minigsm.load()
+    task = load_task("minigsm")
     return {split: task.problems(split) for split in MINIGSM}
 
 

@@ -12,7 +12,7 @@ from policies import make_policy, rollout_of
 from rlcourse.collect import judge
 from rlcourse.config import make_config
 from rlcourse.evaluation import summarize
-from rlcourse.tasks import Answer, Attempt, Judgement, Problem, load_task, mean_metrics, minigsm
+from rlcourse.tasks import Answer, Attempt, Judgement, Problem, load_task, mean_metrics
 from rlcourse.train import train
 
 SOURCE = '''
@@ -64,7 +64,7 @@ def here(tmp_path, monkeypatch):
 def test_a_task_is_found_at_its_place(here):
     assert load_task("shorttasks:box.task").name == "short"
     assert load_task("shorttasks:made@here").name == "from here"
-    assert load_task("rlcourse.tasks.minigsm:load").test == minigsm.load(None).test
+    assert load_task("rlcourse.tasks.gsm8k:load_minigsm").test == load_task("minigsm").test
 
 
 @pytest.mark.parametrize(

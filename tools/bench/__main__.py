@@ -19,8 +19,8 @@ from tools.bench.results import KeptResults, shape_suffix
 from tools.bench.results import record as write
 
 BENCHMARKS = (
-    *SHIPPED, "cute", "exact", "gap", "layer", "logprobs", "lowered", "mismatch", "paged", "rollout", "scale",
-    "story", "trace", "update",
+    *SHIPPED, "cute", "exact", "gap", "kernels", "layer", "learn", "logprobs", "lowered", "mismatch", "paged",
+    "rollout", "scale", "story", "trace", "update",
 )  # fmt: skip
 IN_PARTS = ("decode", "exact", "step", "update")  # those whose rows can be kept as they are measured
 
@@ -32,10 +32,10 @@ def measured(
     shape, rows, repeats = options.shape, list(options.rows), options.repeats
     tokens = options.prompt_tokens, options.new_tokens
     match what:
-        case "decode" | "kernels" | "learn" | "step":
+        case "decode" | "step":
             from tools.bench import peers
 
-            return *shipped.measured(what, config, options, results, peers), {}
+            return *shipped.measured(what, options, results, peers), {}
         case "cute":
             from tools.bench.cute import cute
 
@@ -48,10 +48,18 @@ def measured(
             from tools.bench.gap import gap
 
             return *gap(config), {}
+        case "kernels":
+            from tools.bench.kernels import kernels
+
+            return *kernels(shape, rows, repeats), {}
         case "layer":
             from tools.bench.layer import layer
 
             return *layer(repeats), {}
+        case "learn":
+            from tools.bench.learn import learn
+
+            return *learn(config), {}
         case "logprobs":
             from tools.bench.numerics import logprobs
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 
-from rlcourse.measure.timing import graph_seconds, measure, median_and_spread, seconds
+from rlcourse.measure.timing import measure, median_and_spread, seconds
 from rlcourse.tasks import load_task
 from rlcourse.tasks.kernels.clock import A10G, H200, Card, program_us
 from rlcourse.tasks.kernels.language import CompileError, Computation, compile_program, eager
-from rlcourse.tasks.kernels.measured import Program, Stopwatch, run_of
 from rlcourse.tasks.kernels.optimum import kept_where_possible, optimum
+from tools.bench.graphs import graph_seconds
+from tools.measured import Program, Stopwatch, run_of
 
 PROBLEMS = 67  # with three programs each
 CALLS = 20  # of a program, timed together
@@ -27,11 +28,11 @@ def lowered(repeats: int = 5) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         raise ValueError("The programs need a GPU, and no CUDA GPU was found: `rlcourse doctor` says what runs here.")
     card = A10G if "A10" in torch.cuda.get_device_name() else H200
     chosen = programs(PROBLEMS)
-    right = Stopwatch().right([(computation, program) for computation, _, program in chosen])
+    right = Stopwatch().pool.map([(computation, program) for computation, _, program in chosen])
     rows = [
         {"variant": variant, "program": number // 3, "lines": len(computation.lines)}
         | timed(computation, program, card, repeats)
-        | {"right": found}
+        | {"right": found is True}
         for number, ((computation, variant, program), found) in enumerate(zip(chosen, right, strict=True))
     ]
     return {"card": card.name, "rows": card.rows, "columns": card.columns, "calls": CALLS, "repeats": repeats}, rows

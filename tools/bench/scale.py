@@ -15,9 +15,8 @@ import torch
 from rlcourse.bench.models import write_random_model
 from rlcourse.bench.results import Rows
 from rlcourse.bench.step import step_config, time_steps
-from rlcourse.device import find_device
-from rlcourse.dist import OneProcess
-from rlcourse.distributed.launch import start_world
+from rlcourse.dist import launched
+from rlcourse.distributed import launch
 from rlcourse.measure.timing import median_seconds
 from rlcourse.runs import new_run
 from rlcourse.tasks import load_task
@@ -71,12 +70,12 @@ def _on_ranks(count: int, given: dict[str, Any]) -> dict[str, Any]:
         return json.loads(result.read_text())
 
 
-def time_rank(world: OneProcess, given: dict[str, Any]) -> dict[str, Any]:
+def time_rank(given: dict[str, Any]) -> dict[str, Any]:
     """One rank's part of a measurement, and what it found, which is the same on all of them but for the clock."""
     model = str(Path(given["folder"]) / "model")
     config = step_config(model, given["task"], given["rows"], given["new_tokens"], given["own"])
-    run, device = world.run(lambda: new_run(config)), world.device(find_device(config), config)
-    return time_trainer(Trainer(run, device, world=world), given)
+    with launch(lambda: new_run(config)) as (run, device, world):
+        return time_trainer(Trainer(run, device, world), given)
 
 
 def time_trainer(trainer: Trainer, given: dict[str, Any]) -> dict[str, Any]:
@@ -88,17 +87,16 @@ def time_trainer(trainer: Trainer, given: dict[str, Any]) -> dict[str, Any]:
     row |= {name: times[name] for name in ("step_s", "rollout_s", "update_s", "spread", "peak_memory_bytes")}
     if world.size == 1:
         return row | {"allreduce_s": None, "allreduce_gb_per_s": None}
-    took = median_seconds(lambda: world.total(gradients), trainer.device, given["repeats"])
+    took = median_seconds(lambda: world.all_reduce(gradients), trainer.device, given["repeats"])
     return row | {"allreduce_s": took, "allreduce_gb_per_s": 4 * numbers / took / 1e9}
 
 
 def main() -> None:
     """A rank of `_on_ranks`: the first writes what it found."""
     given = json.loads(sys.argv[1])
-    with start_world() as world:
-        found = time_rank(world, given)
-        if world.rank == 0:
-            (Path(given["own"]) / "result.json").write_text(json.dumps(found))
+    found = time_rank(given)
+    if launched()[0] == 0:
+        (Path(given["own"]) / "result.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

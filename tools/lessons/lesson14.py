@@ -81,7 +81,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "save_every": 20,
     },
     "measured": {
-        "task": "rlcourse.tasks.kernels.measured:load",
+        "task": "tools.measured:load",
         "steps": 120,
         "eval_every": 60,
         "eval_validation": 100,

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.cpp_extension import CUDA_HOME
 
 from rlcourse.measure.timing import seconds
 from rlcourse.sandbox.process import Box, Child, find_way
@@ -29,7 +28,7 @@ MODULES = ("sandbox/namespaces.py", "sandbox/wire.py", "tasks/kernelbench/cases.
 UNREADABLE = "its process wrote what nobody can read"
 SMALL = 1 << 20  # bytes of an answer without outputs
 START_SECONDS = 120
-SCRIPTS = sysconfig.get_path("scripts")  # where ninja is
+# Triton compiles a launcher in C.
 COMPILERS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/include", "/usr/libexec", "/etc/alternatives")
 LIMITS = {"CPU": 600, "FSIZE": 1 << 28, "NOFILE": 1024, "CORE": 0, "MSGQUEUE": 0, "NPROC": 128}
 LIMITS |= {"folder_bytes": 1 << 29, "files": 16384}
@@ -102,10 +101,10 @@ class Candidate(Child):
 
     def lost(self, reason: str, text: str) -> None:
         """End the process and raise Refused."""
-        said = self.close()
-        if "too much memory" in said:
-            raise Refused("memory", said)
-        raise Refused(reason, f"{text} ({said})" if said and reason == "died" else text)
+        last_line = self.close()
+        if "too much memory" in last_line:
+            raise Refused("memory", last_line)
+        raise Refused(reason, f"{text} ({last_line})" if last_line and reason == "died" else text)
 
 
 def gpu_taken() -> int:
@@ -116,10 +115,9 @@ def gpu_taken() -> int:
 def box(device: torch.device, memory_bytes: int) -> Box:
     """A candidate sees Python, its libraries, compilers, and the GPU if there is one."""
     include = sysconfig.get_path("include")
-    system = [*COMPILERS, include, os.path.realpath(include), SCRIPTS]
+    system = [*COMPILERS, include, os.path.realpath(include)]
     devices, allowed, own_limits = [], [], {}
     if device.type == "cuda":
-        system += [CUDA_HOME, os.path.realpath(CUDA_HOME)] if CUDA_HOME else []
         system += [*driver_folders(), "/sys"]
         devices = [path for path in glob.glob("/dev/nvidia*") if not os.path.isdir(path)]
         allowed = ["memfd_create"]  # the driver asks for one
@@ -143,16 +141,14 @@ def driver_folders() -> list[str]:
 def variables(folder: str, device: torch.device) -> dict[str, str]:
     """The process's environment: nothing of the judge's own, which may hold secrets."""
     found = {"HOME": folder, "TMPDIR": folder, "USER": "candidate", "LANG": "C.UTF-8"}
-    found |= {"OMP_NUM_THREADS": "1", "MAX_JOBS": "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    found |= {"TORCH_EXTENSIONS_DIR": f"{folder}/extensions", "TRITON_CACHE_DIR": f"{folder}/triton"}
-    found |= {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "PATH": f"{SCRIPTS}:/usr/local/bin:/usr/bin:/bin"}
+    found |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "PATH": "/usr/local/bin:/usr/bin:/bin"}
+    found |= {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
     if device.type != "cuda":
         return found | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    major, minor = torch.cuda.get_device_capability(device)
-    found |= {"TORCH_CUDA_ARCH_LIST": f"{major}.{minor}", "LD_LIBRARY_PATH": ":".join(driver_folders())}
+    found["LD_LIBRARY_PATH"] = ":".join(driver_folders())
     for libcuda in [folder for folder in driver_folders() if os.path.exists(f"{folder}/libcuda.so.1")][:1]:
         found["TRITON_LIBCUDA_PATH"] = libcuda
-    return found | ({"CUDA_HOME": CUDA_HOME, "PATH": f"{CUDA_HOME}/bin:{found['PATH']}"} if CUDA_HOME else {})
+    return found
 
 
 @functools.cache

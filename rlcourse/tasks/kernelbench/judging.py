@@ -182,7 +182,7 @@ class Judge:
         return seed, found, took
 
     def _compile(self, candidate: Candidate, code: str) -> None:
-        """Load the text, which compiles its C++ and CUDA."""
+        """Load the text: what fails here never got to a pass."""
         try:
             self._load(candidate, code, "ModelNew", False)
         except Refused as error:
@@ -231,10 +231,10 @@ class Judge:
         shaped = [(output.shape, output.dtype) for output in part.eager]
         if not isinstance(shown, list) or [(getattr(s, "shape", 0), getattr(s, "dtype", 0)) for s in shown] != shaped:
             raise Refused("nonsense", UNREADABLE)
-        for output, whole, numbers, said in zip(shown, expected.eager, wanted, found["digest"], strict=True):
+        for output, whole, numbers, reported in zip(shown, expected.eager, wanted, found["digest"], strict=True):
             size = chunk_size(whole.numel())
             shown_sums = [sum(sums) for sums in digest(list(output.split(size)))]
-            if [said[number] for number in numbers if number < len(said)] != shown_sums:
+            if [reported[number] for number in numbers if number < len(reported)] != shown_sums:
                 raise Refused("late", "its outputs changed after it had said that they were there")
         wrong = fault(shown, part)
         if wrong is not None:

@@ -1,8 +1,7 @@
 """What a candidate's text must not do, read from the text: each cheat of the published lists has a name here.
 
 Measuring holds without these rules (`judging`). They name what a text tries, keep Python's back doors shut, so that
-what the process notes of itself can be believed, and save the time to run it. C++ can do more than a list of words
-finds.
+what the process notes of itself can be believed, and save the time to run it.
 """
 
 import ast
@@ -11,7 +10,7 @@ import re
 NO_CHEAT = ("no code", "syntax", "no ModelNew", "no kernel")
 CHEATS = ("torch", "edited inputs", "late", "timer", "nonsense")  # what is found by running it
 MODULES = {
-    "torch", "torch.nn", "torch.nn.functional", "torch.utils.cpp_extension", "triton", "triton.language", "math",
+    "torch", "torch.nn", "torch.nn.functional", "triton", "triton.language", "math",
     "typing", "cutlass", "cutlass.cute", "cutlass.cute.runtime", "cutlass.cutlass_dsl", "cutlass.torch",
     "cutlass.utils", "cuda.bindings.driver", "triton.language.extra.libdevice", "triton.language.extra",
 }  # fmt: skip
@@ -20,38 +19,13 @@ exit quit type dir id help object classmethod __builtins__ __loader__ __spec__""
 BUILTINS = set(NAMES.split())
 OF_TORCH = """nn Tensor empty empty_like empty_strided zeros zeros_like ones ones_like full full_like no_grad
 inference_mode float float16 bfloat16 float32 float64 half double int int8 int16 int32 int64 long uint8 bool dtype
-device Size rand contiguous_format channels_last cuda utils autograd randn manual_seed tensor finfo iinfo strided"""
+device Size rand contiguous_format channels_last cuda autograd randn manual_seed tensor finfo iinfo strided"""
 TORCH = set(OF_TORCH.split())
 CUDA = {"current_stream", "current_device", "get_device_properties", "device", "is_available", "get_device_capability"}
 BASES = {"nn.Module", "torch.nn.Module", "torch.autograd.Function", "NamedTuple", "typing.NamedTuple", "object"}
 THREADS = {"threading", "multiprocessing", "concurrent", "asyncio", "_thread", "queue"}
 PROCESSES = {"os", "subprocess", "socket", "signal", "ctypes", "shutil", "pathlib", "tempfile", "resource", "mmap"}
 TIMERS = {"time", "timeit"}
-# Words of C++ and CUDA, by what they are for.
-WORDS = {
-    "stream": r"cudaStream(?:Create|Begin|Wait|Get|Destroy)\w*|cuStreamCreate\w*|getStreamFromPool|CUDAStreamGuard",
-    "thread": r"std\s*::\s*(?:thread|async|jthread|future)|pthread_\w+|cudaLaunchHostFunc|omp\s+task",
-    "timer": r"cudaEvent\w*|cuEvent\w*|clock_gettime|std\s*::\s*chrono",
-    "library": r"cublas\w*|cudnn\w*|cusparse\w*|cusolver\w*|cufft\w*|cutlass|mkl_\w+|at\s*::\s*native|at\s*::\s*_ops"
-    r"|Dispatcher|torch\s*::\s*(?:nn|jit)\b|torch\s*::\s*(?:mm|matmul|bmm|relu|softmax|sum|conv\d?d?)\b"
-    r"|at\s*::\s*(?:mm|matmul|bmm|relu|softmax|sum|conv\d?d?)\b",
-    "process": r"\b(?:dlopen|dlsym|system|popen|fork|vfork|exec[lv]\w*|syscall|mmap|mprotect|ptrace|kill|raise|signal"
-    r"|sigaction|socket|getenv|setenv|fopen|open|unlink|clone|_exit|exit|abort|longjmp)\s*\(|std\s*::\s*[io]?fstream",
-    "python": r"\bpy\s*::|\bPy[A-Z_]\w*|pybind11\s*::|__attribute__|##|%:|ExcludeDispatchKeyGuard|\bc10\s*::\s*impl",
-}
-INCLUDES = re.compile(
-    r"torch/(?:extension|types|all)\.h|ATen/(?:ATen|cuda/CUDAContext)\.h|c10/cuda/CUDA(?:Stream|Guard|Exception)\.h"
-    r"|cuda(?:_runtime|_fp16|_bf16|_fp8)?\.h|cooperative_groups(?:/reduce)?\.h|mma\.h|cub/[\w./]+|cuda/[\w./]+"
-    r"|c?math(?:\.h)?|cfloat|float\.h|limits(?:\.h)?|climits|c?stdint(?:\.h)?|vector|algorithm|array|tuple|type_traits"
-)
-# A piece of C++ text, so that a comment is told from its marks in a string, and that from the one of 1'000.
-PIECES = re.compile(
-    r"(?P<comment>/\*.*?\*/|//[^\n]*)|[A-Za-z_]\w*|\.?\d(?:'?[\w.])*"
-    r"|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'",
-    re.DOTALL,
-)
-OPTIONS = {"name", "cpp_sources", "cuda_sources", "functions", "extra_cuda_cflags", "extra_cflags", "verbose"}
-FLAGS = re.compile(r"-O[0-3]|-std=c\+\+\d\d|--?use_fast_math|-lineinfo|-march=native|--expt-\w+-\w+|-ffast-math")
 
 
 class Broken(Exception):
@@ -68,24 +42,19 @@ def check(code: str) -> tuple[str, str] | None:
     try:
         for part in parts:
             line(part)
-        texts(tree, parts)
     except Broken as broken:
         return broken.args
     if not any(isinstance(part, ast.ClassDef) and part.name == "ModelNew" for part in tree.body):
         return "no ModelNew", "there is no class ModelNew"
     if not any(map(has_kernel, parts)):
-        return "no kernel", "no kernel is defined: neither Triton, nor CuTe DSL, nor load_inline"
+        return "no kernel", "no kernel is defined: neither Triton nor CuTe DSL"
     return None
 
 
 def has_kernel(part: ast.AST) -> bool:
-    """Whether a part of a text is a kernel in Triton or CuTe DSL, or compiles one in C++ or CUDA."""
-    match part:
-        case ast.FunctionDef(decorator_list=decorators):
-            return any(ast.unparse(d).startswith(("triton.jit", "cute.kernel")) for d in decorators)
-        case ast.Call(func=func):
-            return ast.unparse(func).endswith("load_inline")
-    return False
+    """Whether a part of a text is a kernel in Triton or CuTe DSL."""
+    decorators = part.decorator_list if isinstance(part, ast.FunctionDef) else []
+    return any(ast.unparse(d).startswith(("triton.jit", "cute.kernel")) for d in decorators)
 
 
 def line(part: ast.AST) -> None:
@@ -124,7 +93,7 @@ def imported(name: str) -> None:
     for roots, reason in ((THREADS, "thread"), (PROCESSES, "process"), (TIMERS, "timer")):
         if root in roots or name == f"torch.{root}":
             raise Broken(reason, f"import {name} is not allowed")
-    if name not in MODULES and name not in ("cuda.bindings", "torch.utils"):
+    if name not in MODULES and name != "cuda.bindings":
         raise Broken("import", f"import {name} is not allowed: use torch, Triton, CuTe DSL and math")
 
 
@@ -150,55 +119,5 @@ def attribute(whole: str, last: str) -> None:
     if names[0] == "cuda" and len(names) > 1 and names[1] not in CUDA:
         reason = {"Stream": "stream", "stream": "stream", "Event": "timer", "synchronize": "timer"}
         raise Broken(reason.get(names[1], "patch"), f"{whole} is not allowed")
-    if names[0] == "utils" and len(names) > 1 and names[1] != "cpp_extension":
-        raise Broken("python", f"{whole} is not allowed")
     if names[0] not in TORCH:
         raise Broken("torch", f"{whole} is not allowed: kernels of one's own compute")
-
-
-def texts(tree: ast.Module, parts: list[ast.AST]) -> None:
-    """Raise Broken for C++ and CUDA that breaks a rule, or that cannot be read here."""
-    named: dict[str, list[ast.expr]] = {}
-    for node in parts:
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                named.setdefault(ast.unparse(target), []).append(node.value)
-    for call in parts:
-        if not (isinstance(call, ast.Call) and ast.unparse(call.func).endswith("load_inline")):
-            continue
-        if len(call.args) > 3 or any(keyword.arg not in OPTIONS for keyword in call.keywords):
-            raise Broken("compiler", f"load_inline takes {', '.join(sorted(OPTIONS))} here")
-        given = dict(zip(("name", "cpp_sources", "cuda_sources"), call.args, strict=False))
-        given |= {keyword.arg: keyword.value for keyword in call.keywords}
-        for name in given.keys() - {"verbose", "functions", "name"}:
-            for text in plain(given[name], named):
-                if name in ("cpp_sources", "cuda_sources"):
-                    cpp(text)
-                elif not FLAGS.fullmatch(text):
-                    raise Broken("compiler", f"the flag {text} is not allowed")
-
-
-def plain(value: ast.expr, named: dict[str, list[ast.expr]]) -> list[str]:
-    """The texts of an argument: a string, a list of them, or a name that is given one once."""
-    if isinstance(value, ast.List | ast.Tuple):
-        return [text for item in value.elts for text in plain(item, named)]
-    if isinstance(value, ast.Name) and len(named.get(value.id, [])) == 1:
-        return plain(named[value.id][0], {})
-    if isinstance(value, ast.Constant) and isinstance(value.value, str):
-        return [value.value]
-    raise Broken("compiler", "sources and flags must be plain strings, so that they can be read before they run")
-
-
-def cpp(text: str) -> None:
-    """Raise Broken for a C++ or CUDA text that uses what it must not."""
-    text = re.sub(r"\\[ \t\v\f]*\r?\n", "", text)
-    if 'R"' in text:
-        raise Broken("compiler", "raw strings are not allowed: they hide where a comment begins")
-    text = PIECES.sub(lambda piece: " " if piece["comment"] else piece[0], text)
-    for include in re.findall(r"#\s*include\s*([^\n]*)", text):
-        if not INCLUDES.fullmatch(include.strip().strip('<>"')):
-            raise Broken("library", f"#include {include.strip()[:80]} is not allowed")
-    for reason, words in WORDS.items():
-        found = re.search(words, text)
-        if found:
-            raise Broken(reason, f"{found[0].strip()[:60]} is not allowed in C++ and CUDA")

@@ -123,7 +123,7 @@ class Runner:
 
 
 class Operations(TorchDispatchMode):
-    """Notes which of torch's operations run, from Python and from C++."""
+    """Notes which of torch's operations run."""
 
     def __init__(self):
         super().__init__()

@@ -3,11 +3,6 @@
 A register of the language is a variable of the kernel. Both streams become one, with launches in the program's order.
 """
 
-import importlib.util
-import tempfile
-from pathlib import Path
-from types import ModuleType
-
 from rlcourse.tasks.kernels.language import REDUCTIONS, Computation, Launch, Line, Statement, compile_program
 
 EXPRESSIONS = {
@@ -87,14 +82,3 @@ def expression(line: Line, launch: Launch) -> str:
 
 def indented(head: str, body: list[str]) -> str:
     return "\n    ".join([head, *body])
-
-
-def load(source: str) -> ModuleType:
-    """The module of a source. Triton reads the text of its kernels from a file."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "lowered.py"
-        path.write_text(source)
-        spec = importlib.util.spec_from_file_location("lowered", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return module

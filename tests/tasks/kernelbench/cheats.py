@@ -6,7 +6,7 @@ measuring gives. Most are for the problem "relu".
 
 from dataclasses import dataclass
 
-from texts import INLINE, POINTWISE, TRITON, pointwise_cpp, pointwise_cuda, pointwise_triton, rows_triton
+from texts import POINTWISE, TRITON, pointwise_triton, rows_triton
 
 HONEST = pointwise_triton(POINTWISE["relu"][1])
 CLASS = "class ModelNew(nn.Module):\n    def forward(self, x):\n"
@@ -18,17 +18,6 @@ def forward(body: str, before: str = "", init: str = "") -> str:
     lines = "".join(f"        {line}\n" for line in body.strip().splitlines())
     start = f"    def __init__(self):\n        super().__init__()\n        {init}\n\n" if init else ""
     return f"{KERNEL}{before}\nclass ModelNew(nn.Module):\n{start}    def forward(self, x):\n{lines}"
-
-
-def inline(body: str) -> str:
-    """A text whose `forward` is this body in C++."""
-    source = f'source = "torch::Tensor run(torch::Tensor x) {{ {body} }}"\n'
-    load = 'module = load_inline(name="m", cpp_sources=source, functions=["run"])\n\n'
-    return f"{INLINE}{source}{load}{CLASS}        return module.run(x)\n"
-
-
-def with_cpp(statement: str) -> str:
-    return pointwise_cpp("x").replace("    return out;", f"    {statement} return out;")
 
 
 @dataclass(frozen=True)
@@ -47,7 +36,6 @@ RUN = f"out = torch.empty_like(x)\n{LAUNCH}"
 RIGHT = f"{RUN}return out"
 KEPT = f"if key in self.kept:\n    return self.kept[key]\n{RUN}self.kept[key] = out\nreturn out"
 OTHER_STREAM = f"out = torch.empty_like(x)\nwith torch.cuda.stream(torch.cuda.Stream()):\n    {LAUNCH}return out"
-CUDA_STREAM = "cudaStream_t other; cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);"
 THREAD = """out = torch.full_like(x, 7.0)
 def late():
     time.sleep(0.02)
@@ -63,11 +51,7 @@ SCRIPT = "@torch.jit.script\ndef f(x: torch.Tensor):\n    return x.clamp(min=0)\
 CHEATS = {
     # the clock
     "work on another stream": Cheat(forward(OTHER_STREAM), "stream"),
-    "work on another stream, in C++": Cheat(
-        pointwise_cuda(POINTWISE["relu"][2], "kernel<<<blocks, 256, 0, other>>>", CUDA_STREAM), "stream"
-    ),
     "work in a thread": Cheat(forward(THREAD, "import threading\nimport time\n"), "thread", ("late", "wrong")),
-    "a thread in C++": Cheat(with_cpp("std::thread([] {}).detach();"), "thread"),
     "a tensor that computes when it is looked at": Cheat(
         forward(f"{RUN}return out.as_subclass(Lazy)", "class Lazy(torch.Tensor):\n    pass\n"), "lazy", ("error",)
     ),
@@ -86,7 +70,6 @@ CHEATS = {
     ),
     "the input": Cheat(forward("return x"), measured=WRONG),
     "stale memory": Cheat(forward("old = torch.empty_like(x)\ndel old\nreturn torch.empty_like(x)"), measured=WRONG),
-    "a launch that fails": Cheat(pointwise_cuda(POINTWISE["relu"][2], "kernel<<<blocks, 256, 1 << 20>>>")),
     "inputs set to zero": Cheat(forward("x.zero_()\nreturn x"), measured=WRONG),
     "the input overwritten": Cheat(forward(f"out = x\n{LAUNCH}return x"), measured=("edited inputs",)),
     "some rows left out": Cheat(forward(RIGHT.replace("triton.cdiv(x.numel(), 4096)", "2")), measured=WRONG),
@@ -102,20 +85,13 @@ CHEATS = {
     "torch.compile": Cheat(forward("return torch.compile(torch.relu)(x)"), "torch", ("torch",)),
     "a decorator of PyTorch's": Cheat(forward("return f(x)", SCRIPT), "torch"),
     "a decoy": Cheat(forward(f"{RUN}return x.clamp(min=0)"), measured=("torch",)),
-    "torch in C++": Cheat(inline("return at::relu(x);"), "library"),
-    "a method in C++": Cheat(inline("return x.relu();"), measured=("torch",)),
-    "cuBLAS": Cheat(pointwise_cuda("x").replace("#include", "#include <cublas_v2.h>\n#include", 1), "library"),
-    "a source put together": Cheat(
-        pointwise_cpp("x").replace("cpp_sources=source", 'cpp_sources=source + "a" * 3'), "compiler"
-    ),
     # Python's back doors
     "a name put together": Cheat(forward('return getattr(torch, "re" + "lu")(x)'), "python", ("torch",)),
     "a dunder": Cheat(forward('return torch.__dict__["relu"](x)'), "python", ("torch",)),
     "numpy": Cheat(forward(RIGHT, "import numpy\n"), "import"),
     "a patched kernel language": Cheat(forward(RIGHT, "tl.maximum = None\n"), "patch"),
     "what one call leaves for the next": Cheat(forward(f"global kept\n{RUN}kept = out\nreturn out"), "cache"),
-    "an interpreter in C++": Cheat(with_cpp('PyRun_SimpleString("1");'), "python"),
-    "a program started from C++": Cheat(with_cpp('system("true");'), "process"),
+    "a compiler of C++": Cheat(forward(RIGHT, "from torch.utils.cpp_extension import load_inline\n"), "import"),
     "no kernel": Cheat(f"import torch\nimport torch.nn as nn\n\n{CLASS}        return x\n", "no kernel"),
     "no class": Cheat(KERNEL, "no ModelNew"),
     "no Python": Cheat("class ModelNew(:\n", "syntax", ("compile",)),

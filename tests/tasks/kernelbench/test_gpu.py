@@ -1,4 +1,4 @@
-"""On a GPU: right, slow, wrong and cheating kernels in Triton, CUDA and CuTe DSL, judged together as in training.
+"""On a GPU: right, slow, wrong and cheating kernels in Triton and CuTe DSL, judged together as in training.
 
 `pytest -m gpu -s tests/tasks/kernelbench/test_gpu.py` prints what each earned, and candidates a minute.
 """
@@ -10,16 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from cheats import CHEATS
-from texts import (
-    POINTWISE,
-    ROW_KERNELS,
-    fenced,
-    pointwise_cuda,
-    pointwise_cute,
-    pointwise_problem,
-    pointwise_triton,
-    problem,
-)
+from texts import POINTWISE, ROW_KERNELS, fenced, pointwise_cute, pointwise_problem, pointwise_triton, problem
 
 from rlcourse.sandbox.process import GUARD
 from rlcourse.tasks.kernelbench import candidate, judging, rules
@@ -42,17 +33,18 @@ ROWS = {
         "matmul", "torch.matmul(x, y)", "torch.rand(n, 64), torch.rand(64, n)", arguments="x, y", sizes="n = 4096"
     ),
 }
-RELU = POINTWISE["relu"][2]
-AGAIN = "for (int k = 0; k < 20; k++) kernel<<<blocks, 256>>>(input.data_ptr<float>(), out.data_ptr<float>(), n);"
-HOG = "cuda takes the memory"
-TAKE = "void* held; cudaMalloc(&held, 20l << 30); for (volatile int k = 0; ; ) k = 0;"
-LATE = ("", "late", "wrong", "not finite", "timer")
-FLAT = pointwise_triton(POINTWISE["relu"][1]).replace("4096", "16")  # a program for sixteen numbers
+RELU = pointwise_triton(POINTWISE["relu"][1])
+HOG = "the driver gives all memory"
+TAKE = "ctypes.CDLL('libcuda.so.1').cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(20 << 30))"
+TAKES_ALL = f"import ctypes\n{RELU}".replace(
+    "    n =", f"    {TAKE}\n        while True:\n            pass\n        n ="
+)
+LOOP = "    while tl.load(source, volatile=True) < 2.0:\n        pass\n"  # a kernel that never ends
 
 # name: (problem, text, the reasons that it may have). "" is a right kernel.
 ON_RELU = {
-    "triton relu": (pointwise_triton(POINTWISE["relu"][1]), ("",)),
-    "triton slow": (FLAT, ("",)),
+    "triton relu": (RELU, ("",)),
+    "triton slow": (RELU.replace("4096", "16"), ("",)),  # a program for sixteen numbers
     "triton wrong": (pointwise_triton("tl.abs(x)"), ("wrong",)),
     "triton does not compile": (pointwise_triton("tl.nothing(x)"), ("compile",)),
     "triton stale memory": (CHEATS["stale memory"].text, ("wrong", "not finite")),
@@ -61,17 +53,15 @@ ON_RELU = {
         ("", "wrong", "not finite", "wrong shape"),
     ),
     "triton patched event": (CHEATS["a patched event"].text, ("", "timer")),
-    "triton another stream": (CHEATS["work on another stream"].text, LATE),
+    "triton another stream": (
+        CHEATS["work on another stream"].text,
+        ("", "late", "wrong", "not finite", "timer"),
+    ),
     "triton edits its input": (CHEATS["the input overwritten"].text, ("edited inputs",)),
     "triton and torch": (CHEATS["a decoy"].text, ("torch",)),
-    "cuda relu": (pointwise_cuda(RELU), ("",)),
-    "cuda slow": (pointwise_cuda(RELU, before=AGAIN), ("",)),
-    "cuda wrong": (pointwise_cuda("x"), ("wrong",)),
-    "cuda another stream": (CHEATS["work on another stream, in C++"].text, LATE),
-    "cuda launch fails": (CHEATS["a launch that fails"].text, ("wrong", "not finite", "error")),
-    "cuda illegal address": (pointwise_cuda(RELU, place="i + (1l << 42)"), ("error", "died")),
-    HOG: (pointwise_cuda(RELU, before=TAKE), ("gpu memory",)),
-    "cuda without end": (pointwise_cuda(RELU + "; for (volatile int k = 0; ; ) k = 0"), ("hang",)),
+    "triton illegal address": (RELU.replace("target + at", "target + at + (1 << 42)"), ("error", "died")),
+    "triton without end": (RELU.replace("    x = tl.load", f"{LOOP}    x = tl.load"), ("hang",)),
+    HOG: (TAKES_ALL, ("gpu memory",)),
 }
 IMPRECISE = ("precision", "wrong")
 CASES = {name: (on_gpu("relu"), *rest) for name, rest in ON_RELU.items()} | {
@@ -86,8 +76,7 @@ if importlib.util.find_spec("cutlass"):
         "cute wrong": (on_gpu("scale"), pointwise_cute("x * 3.0"), ("wrong",)),
         "cute does not compile": (on_gpu("scale"), pointwise_cute("x.nothing()"), ("compile", "error")),
     }
-SLOW = ("triton slow", "cuda slow")
-LIES = ("triton patched event", "triton another stream", "cuda another stream", "triton cached by address")
+LIES = ("triton patched event", "triton another stream", "triton cached by address")
 
 
 @pytest.fixture(scope="module")
@@ -105,10 +94,8 @@ def verdicts():
         print(f"{name:26} {took:6.1f} s  {verdict.reason or 'right':14} {numbers} {verdict.text[-160:]!r}")
         return name, verdict
 
-    # Those that compile longest first; last the one for which all others are blamed that run beside it.
-    order = sorted(CASES, key=lambda name: (name == HOG, not name.startswith("cuda")))
-    with ThreadPoolExecutor(14) as pool:
-        found = dict(pool.map(run, order))
+    with ThreadPoolExecutor(14) as pool:  # last the one for which all others are blamed that run beside it
+        found = dict(pool.map(run, sorted(CASES, key=lambda name: name == HOG)))
     took = time.monotonic() - start
     print(f"{len(found)} candidates in {took:.0f} s: {60 * len(found) / took:.1f} a minute")
     return found
@@ -120,7 +107,7 @@ def test_a_candidate_gets_what_it_earns(name, verdicts):
     assert verdict.reason in reasons, verdict.text
     if verdict.reason:
         assert verdict.metrics["correct"] == 0 and verdict.reward <= COMPILED
-    elif name in SLOW:
+    elif name == "triton slow":
         assert verdict.metrics["speedup"] < 0.7
     elif name in LIES:
         assert verdict.metrics["speedup"] < 2.5 and verdict.metrics["ms"] > 1e3 * 2 * 4 * 4096**2 / 6e12
@@ -138,6 +125,5 @@ def test_candidates_are_isolated(verdicts):
 
 
 def test_after_all_of_them_the_gpu_works(verdicts):
-    text = fenced(pointwise_triton(POINTWISE["relu"][1]))
-    assert judging.judge_of(on_gpu("relu"), SETTINGS).judge(text).reason == ""
+    assert judging.judge_of(on_gpu("relu"), SETTINGS).judge(fenced(RELU)).reason == ""
     assert float(torch.ones(1000, device="cuda").sum()) == 1000

@@ -6,16 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from cheats import CHEATS, ESCAPES
-from texts import (
-    POINTWISE,
-    ROW_KERNELS,
-    ROW_PROBLEMS,
-    fenced,
-    pointwise_cpp,
-    pointwise_problem,
-    pointwise_triton,
-    problem,
-)
+from texts import POINTWISE, ROW_KERNELS, ROW_PROBLEMS, fenced, pointwise_problem, pointwise_triton, problem
 
 from rlcourse.sandbox.process import BUBBLEWRAP, GUARD, NAMESPACES, attempt
 from rlcourse.tasks.kernelbench import candidate, judging
@@ -45,12 +36,6 @@ def is_right(verdict: Verdict) -> None:
 def test_right_kernels_in_triton_pass(name):
     text = ROW_KERNELS[name] if name in ROW_PROBLEMS else pointwise_triton(POINTWISE[name][1])
     is_right(judge(ROW_PROBLEMS.get(name) or pointwise_problem(name), text))
-
-
-@on_cpu
-@pytest.mark.thorough
-def test_a_right_kernel_in_cpp_passes():
-    is_right(judge(pointwise_problem("relu"), pointwise_cpp(POINTWISE["relu"][2])))
 
 
 @on_cpu

@@ -1,4 +1,4 @@
-"""Problems in KernelBench's format, and right kernels for them in four languages, as models write them."""
+"""Problems in KernelBench's format, and right kernels for them in Triton and CuTe DSL, as models write them."""
 
 from rlcourse.tasks.kernelbench.problems import Problem
 
@@ -8,19 +8,10 @@ import triton
 import triton.language as tl
 
 """
-INLINE = """import torch
-import torch.nn as nn
-from torch.utils.cpp_extension import load_inline
-
-"""
-POINTWISE = {  # name: [PyTorch, Triton, C++] of one number x
-    "relu": ["torch.relu(x)", "tl.maximum(x, 0.0)", "x > 0.f ? x : 0.f"],
-    "gelu": [
-        "0.5 * x * (1 + torch.erf(x * 0.7071067811865476))",
-        "0.5 * x * (1 + tl.erf(x * 0.7071067811865476))",
-        "0.5f * x * (1.f + erff(x * 0.70710678f))",
-    ],
-    "scale": ["3 * x + 1", "3 * x + 1", "3.f * x + 1.f"],
+POINTWISE = {  # name: [PyTorch, Triton] of one number x
+    "relu": ["torch.relu(x)", "tl.maximum(x, 0.0)"],
+    "gelu": ["0.5 * x * (1 + torch.erf(x * 0.7071067811865476))", "0.5 * x * (1 + tl.erf(x * 0.7071067811865476))"],
+    "scale": ["3 * x + 1", "3 * x + 1"],
 }
 
 
@@ -61,55 +52,6 @@ class ModelNew(nn.Module):
         kernel[(triton.cdiv(n, 4096),)](x, out, n, BLOCK=4096)
         return out
 """
-
-
-def pointwise_cpp(expression: str) -> str:
-    return f'''{INLINE}
-source = """
-#include <cmath>
-torch::Tensor run(torch::Tensor input) {{
-    auto out = torch::empty_like(input);
-    auto from = input.data_ptr<float>();
-    auto to = out.data_ptr<float>();
-    for (int64_t i = 0; i < input.numel(); i++) {{ float x = from[i]; to[i] = {expression}; }}
-    return out;
-}}
-"""
-module = load_inline(name="honest", cpp_sources=source, functions=["run"], extra_cflags=["-O1"])
-
-
-class ModelNew(nn.Module):
-    def forward(self, x):
-        return module.run(x)
-'''
-
-
-def pointwise_cuda(expression: str, launch: str = "kernel<<<blocks, 256>>>", before: str = "", place: str = "i") -> str:
-    """before: C++ before the launch; place: where a thread writes."""
-    return f'''{INLINE}
-cuda = """
-#include <torch/types.h>
-__global__ void kernel(const float* from, float* to, long n) {{
-    long i = blockIdx.x * (long)blockDim.x + threadIdx.x;
-    if (i < n) {{ float x = from[i]; to[{place}] = {expression}; }}
-}}
-torch::Tensor run(torch::Tensor input) {{
-    auto out = torch::empty_like(input);
-    long n = input.numel(), blocks = (n + 255) / 256;
-    {before}
-    {launch}(input.data_ptr<float>(), out.data_ptr<float>(), n);
-    return out;
-}}
-"""
-module = load_inline(
-    name="honest", cpp_sources="torch::Tensor run(torch::Tensor input);", cuda_sources=cuda, functions=["run"]
-)
-
-
-class ModelNew(nn.Module):
-    def forward(self, x):
-        return module.run(x)
-'''
 
 
 def pointwise_cute(expression: str) -> str:

@@ -7,9 +7,10 @@ pytest.importorskip("triton")
 
 from rlcourse.tasks.kernels.interpret import agrees, draw_inputs, reference
 from rlcourse.tasks.kernels.language import eager, parse, read_computation
-from rlcourse.tasks.kernels.lowering import load, lower
+from rlcourse.tasks.kernels.lowering import lower
 from rlcourse.tasks.kernels.optimum import optimum
 from rlcourse.tasks.kernels.problems import computations
+from tools.measured import run_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -18,7 +19,7 @@ def ran(program, computation, seed=5, columns=13):
     """y of the lowered program, and of the reference."""
     inputs = draw_inputs(computation, seed, columns)
     tensors = [torch.tensor(inputs[name], device=DEVICE) for name in computation.inputs]
-    y = load(lower(program, computation)).run(*tensors)
+    y = run_of(computation, program)(*tensors)
     return y.cpu().numpy(), reference(computation, inputs)["y"]
 
 

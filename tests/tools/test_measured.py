@@ -9,11 +9,11 @@ pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
 from rlcourse.config import make_config
 from rlcourse.tasks import Attempt, load_task
-from rlcourse.tasks.kernels import measured
 from rlcourse.tasks.kernels.language import eager, parse, read_computation, write
 from rlcourse.tasks.kernels.lowering import lower
 from rlcourse.tasks.kernels.task import KernelProblem
 from rlcourse.tasks.pool import Failed
+from tools import measured
 
 CHAIN = KernelProblem(read_computation("a = add u v ; b = relu a ; y = mul b w"))
 LONG = KernelProblem(read_computation("a = add u v ; b = relu a ; c = exp b ; d = neg c ; e = square d ; y = mul e w"))
@@ -36,7 +36,7 @@ def clock(monkeypatch):
     monkeypatch.setattr(measured, "COMPILERS", 1)
     with monkeypatch.context() as there:
         there.setattr(torch.cuda, "is_available", lambda: True)
-        task = load_task("rlcourse.tasks.kernels.measured:load")
+        task = load_task("tools.measured:load")
     return replace(task, stopwatch=measured.Stopwatch()), timed
 
 
@@ -90,7 +90,7 @@ def test_a_process_that_fails_proves_nothing(clock, monkeypatch):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="times programs on a GPU")
 def test_on_a_gpu_the_optimum_is_faster_than_eager():
-    task = load_task("rlcourse.tasks.kernels.measured:load")
+    task = load_task("tools.measured:load")
     problems = [problem for problem in task.test if not problem.is_long][:8]
     verdicts = [verdict for problem in problems for verdict in judged(task, problem, problem.gold, training=False)]
     assert all(v.right for v in verdicts)

@@ -1,4 +1,4 @@
-"""Benchmarks that need Triton: on a GPU, or in its interpreter."""
+"""The benchmark of kernels: on a GPU, or in Triton's interpreter."""
 
 import pytest
 import torch
@@ -7,8 +7,8 @@ pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
 from policies import DEVICE, make_policy
 
-from rlcourse.bench import kernels
 from rlcourse.exact.weights import fused_weights
+from tools.bench import kernels
 
 
 @pytest.mark.thorough

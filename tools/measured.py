@@ -1,27 +1,30 @@
 """The task `kernels` with measured times: programs are lowered to Triton and run on the GPU of this machine.
 
-    rlcourse train --preset kernels --task rlcourse.tasks.kernels.measured:load
+    rlcourse train --preset kernels --task tools.measured:load
 
-A program must be correct for `judge.py` and on the GPU. The reward is as for counted times, with measured speed-ups.
+A program must be correct for `rlcourse/tasks/kernels/judge.py` and on the GPU. The reward is as for counted times, with
+measured speed-ups.
 """
 
+import importlib.util
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from rlcourse.measure.timing import graph_seconds
 from rlcourse.tasks.kernels import task as counted
 from rlcourse.tasks.kernels.clock import H200
 from rlcourse.tasks.kernels.interpret import agrees, draw_inputs, reference
 from rlcourse.tasks.kernels.judge import Finding
 from rlcourse.tasks.kernels.language import Computation, Statement, eager, parse
-from rlcourse.tasks.kernels.lowering import load as load_source
 from rlcourse.tasks.kernels.lowering import lower
 from rlcourse.tasks.pool import JudgePool
 from rlcourse.tasks.task import Attempt, Judgement
+from tools.bench.graphs import graph_seconds
 
 Program = list[Statement]
 
@@ -34,7 +37,13 @@ METRICS = {"measured_speedup": ".2f", "measured_fast_1.5": ".1%", "measured_fast
 
 def run_of(computation: Computation, program: Program) -> Callable[..., Tensor]:
     """The lowered program, a function of the computation's inputs, [rows, columns] float32, that returns y."""
-    return load_source(lower(program, computation)).run
+    with tempfile.TemporaryDirectory() as folder:  # Triton reads the text of its kernels from a file
+        path = Path(folder) / "lowered.py"
+        path.write_text(lower(program, computation))
+        spec = importlib.util.spec_from_file_location("lowered", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return module.run
 
 
 def is_right(candidate: tuple[Computation, Program]) -> bool:
@@ -50,7 +59,7 @@ class Stopwatch:
     """Times lowered programs, each once."""
 
     def __init__(self):
-        self.pool = JudgePool("rlcourse.tasks.kernels.measured:is_right", COMPILERS, SECONDS)
+        self.pool = JudgePool("tools.measured:is_right", COMPILERS, SECONDS)
         self.taken: dict[tuple[Computation, tuple[Statement, ...]], float | None] = {}
 
     def us(self, candidates: list[tuple[Computation, Program]]) -> list[float | None]:

@@ -13,11 +13,11 @@ from rlcourse.bench.models import write_random_model
 from rlcourse.bench.results import Rows
 from rlcourse.exact import KEYS
 from rlcourse.exact.weights import FusedWeights, fused_weights, has_kernels
-from rlcourse.measure.timing import graph_seconds
 from rlcourse.policy import load_policy
 from rlcourse.rollout.slots import Room, Slots
 from rlcourse.sampling import Sampling, sample_tokens
 from rlcourse.tasks import load_task
+from tools.bench.graphs import graph_seconds
 
 LENGTH = 384  # cache slots, of which `CONTEXT` are used
 CONTEXT = 256
