@@ -121,7 +121,7 @@ def box(device: torch.device, memory_bytes: int) -> Box:
     if device.type == "cuda":
         system += [CUDA_HOME, os.path.realpath(CUDA_HOME)] if CUDA_HOME else []
         system += [*driver_folders(), "/sys"]
-        devices = [path for path in glob.glob("/dev/nvidia*") if not os.path.isdir(path)]
+        devices = ["/dev/zero", *(path for path in glob.glob("/dev/nvidia*") if not os.path.isdir(path))]
         allowed = ["memfd_create"]  # the driver asks for one
     else:
         own_limits = {"DATA": memory_bytes}  # on a GPU, CUDA reserves far more than it takes
