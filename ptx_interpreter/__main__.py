@@ -1,6 +1,7 @@
 """`ptx-interpreter FILE.ptx`: list what a kernel consists of or, with --grid, run it and report what it did."""
 
 import argparse
+import signal
 import struct
 import sys
 from collections import Counter
@@ -17,6 +18,8 @@ from ptx_interpreter.report import Report
 
 
 def main(words: Sequence[str] | None = None) -> None:
+    if words is None and hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word
     options = parser().parse_intermixed_args(words)
     try:
         entries = parse(options.file.read_text())

@@ -1,7 +1,6 @@
 """Checkpoints: a transformers model folder, or an adapter's in peft's format, plus `trainer.pt`; written under another
 name and then renamed, so that none is ever incomplete."""
 
-import os
 import re
 import shutil
 import time
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from rlcourse.dist import local_tensor
-from rlcourse.files import reason
+from rlcourse.files import new_folder, reason
 from rlcourse.lora import ALL_LINEAR, ALPHA, add_adapter, has_adapter, load_adapter, save_adapter
 from rlcourse.policy import Policy, load_policy
 from rlcourse.runs import RunFolder
@@ -96,36 +95,29 @@ def restore(training: Any) -> None:
 
 def save_checkpoint(run_folder: Path, step: int, policy: Policy, state: dict[str, Any]) -> Path:
     """Write `checkpoints/step-000020` with the model, its tokenizer and `state`, then delete all but the newest `KEPT`.
+    One of this step is there if the run went on from it, and has made no step since: it stays.
 
     Raises RuntimeError if a number is not finite, OSError if the checkpoint cannot be written; earlier checkpoints are
     then left alone.
     """
     check_finite(policy, state)
-    checkpoints = run_folder / "checkpoints"
-    final = checkpoints / f"step-{step:06d}"
-    aside = checkpoints / f".writing-step-{step:06d}"
-    replaced = checkpoints / f".replaced-step-{step:06d}"
-    for leftover in (aside, replaced):
-        shutil.rmtree(leftover, ignore_errors=True)
+    final = run_folder / "checkpoints" / f"step-{step:06d}"
+    if final.exists():
+        return final
     try:
-        aside.mkdir(parents=True)
-        save = save_adapter if has_adapter(policy.model) else type(policy.model).save_pretrained
-        save(policy.model, aside)
-        policy.tokenizer.save_pretrained(aside)
-        torch.save(state, aside / "trainer.pt")
+        with new_folder(final) as aside:
+            save = save_adapter if has_adapter(policy.model) else type(policy.model).save_pretrained
+            save(policy.model, aside)
+            policy.tokenizer.save_pretrained(aside)
+            torch.save(state, aside / "trainer.pt")
     except Exception as error:  # of safetensors and torch, which say nothing of a full disk
         why = reason(error) if isinstance(error, OSError) else str(error).split("\n")[0]
         why = "the disk is full" if shutil.disk_usage(run_folder).free < FULL else why
-        shutil.rmtree(aside, ignore_errors=True)
         raise OSError(
-            f"The checkpoint of step {step} cannot be written to {checkpoints} ({why}): make room there, and go on "
+            f"The checkpoint of step {step} cannot be written to {final.parent} ({why}): make room there, and go on "
             "from the last one, if there is one, with --resume."
         ) from error
-    if final.exists():  # moved, not deleted here: a kill would leave half of it, under the name of the latest
-        os.replace(final, replaced)
-    os.replace(aside, final)
-    shutil.rmtree(replaced, ignore_errors=True)
-    for old in _checkpoints(run_folder)[:-KEPT]:
+    for old in [*_checkpoints(run_folder)[:-KEPT], *final.parent.glob("step-*.writing")]:  # and what a kill left
         shutil.rmtree(old)
     return final
 

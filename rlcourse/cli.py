@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from rlcourse import __version__, cli_tables
-from rlcourse.cli_errors import refuse, user_errors
+from rlcourse.cli_errors import drop_output, refuse, user_errors
 from rlcourse.cli_options import takes_settings, within
 from rlcourse.config import check_settings, make_config
 from rlcourse.dist import hush_all_but_first, launched
@@ -122,7 +122,10 @@ def sample(
 def main() -> None:
     """Entry point of the `rlcourse` command."""
     spare_busy_cores()  # each command imports torch later, or not at all
-    app()
+    try:
+        app()
+    finally:
+        drop_output()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from rlcourse.files import reason
-from rlcourse.interrupts import Terminated, raise_terminated
+from rlcourse.interrupts import STOPS, Terminated, raise_terminated
 
 LESS_MEMORY = "Lower --micro-batch-tokens, --num-prompts or --max-new-tokens, or add --gradient-checkpointing."
 SHOW_WHERE = "(RLCOURSE_TRACEBACK=1 shows where.)"
@@ -20,8 +21,8 @@ SHOW_WHERE = "(RLCOURSE_TRACEBACK=1 shows where.)"
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Turn an error into one red sentence and an exit code: 2 for wrong input, 130 after Ctrl-C, 143 after SIGTERM, 1
-    otherwise. Logs and warnings of libraries are suppressed.
+    """Turn an error into one red sentence and an exit code: 2 for wrong input, 128 plus the number after a signal (130
+    after Ctrl-C, 141 after a closed pipe), 1 otherwise. Logs and warnings of libraries are suppressed.
 
     RLCOURSE_TRACEBACK=1 lets the error and the warnings through.
     """
@@ -34,8 +35,12 @@ def user_errors() -> Iterator[None]:
     except (typer.Exit, typer.Abort):  # RuntimeErrors, but typer's own
         raise
     except KeyboardInterrupt as stop:
-        raise typer.Exit(143 if isinstance(stop, Terminated) else 130) from None
+        raise typer.Exit(128 + (stop.args[0] if isinstance(stop, Terminated) else signal.SIGINT)) from None
+    except BrokenPipeError:  # `| head` has read enough
+        raise typer.Exit(141) from None
     except SystemExit as error:  # of code that a command runs: not its verdict
+        if isinstance(error.__context__, BrokenPipeError):  # rich's way to end
+            raise typer.Exit(141) from None
         refuse(f"The code that was run ended the process by sys.exit({error.code!r}).", 1)
     except Exception as error:
         refuse(sentence(error), 2 if isinstance(error, ValueError | FileNotFoundError) else 1)
@@ -68,18 +73,27 @@ def refuse(sentence: str, code: int = 2) -> None:
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Suppress the logs and warnings of libraries; what matters is raised. SIGTERM then stops what runs, like
-    Ctrl-C."""
-    before, terminate = logging.root.manager.disable, signal.getsignal(signal.SIGTERM)
+    """Suppress the logs and warnings of libraries; what matters is raised. STOPS then stop what runs, like Ctrl-C."""
+    before = logging.root.manager.disable
+    stops = [number for number in STOPS if signal.getsignal(number) is signal.SIG_DFL]  # nohup ignores SIGHUP
     logging.disable(logging.ERROR)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
-        if terminate is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, raise_terminated)
+        for number in stops:
+            signal.signal(number, raise_terminated)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(before)
-        if terminate is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, terminate)
+        for number in stops:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def drop_output() -> None:
+    """Drop what's left to print where nobody reads it any more, or Python would complain of that at its end."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

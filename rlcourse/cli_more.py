@@ -51,7 +51,7 @@ def keep_right(
     are held out are left out."""
     with user_errors():
         data, output = data.expanduser(), output.expanduser()
-        try_file(output, "choose another --output")
+        try_file(output, "choose another --output", data)
         from rlcourse.sft import traces
         from rlcourse.tasks import load_task
 
@@ -66,7 +66,7 @@ def merge(
     """Write the model that a LoRA adapter makes of its base: plain weights, W + (alpha / rank) B A, in float32."""
     with user_errors():
         output = output.expanduser()
-        try_empty_folder(output, "choose another --output")
+        try_empty_folder(output, "choose another --output", adapter)
         from rlcourse.merge import merge_adapter
 
         found = merge_adapter(adapter.expanduser(), output)
@@ -133,9 +133,10 @@ def grade(
     your files and the network; elsewhere the report says what is not isolated. Kernels need CuTe DSL, and no GPU; where
     it is missing, the report says which questions are not graded."""
     with user_errors():
+        inputs = [submission, *submission.rglob("*.ipynb"), *(hidden.glob("*.py") if hidden else ())]
         for file in (json_file, junit, csv):
             if file is not None:
-                try_file(file, "name another file")
+                try_file(file, "name another file", *inputs)
         from rlcourse.course.grading.report import run_grade
 
         run_grade(submission, json_file, junit, csv, hidden=hidden, seed=seed, memory_gb=memory)

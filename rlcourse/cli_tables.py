@@ -4,8 +4,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 
 from rlcourse.config import TrainConfig
 
@@ -17,6 +18,15 @@ def printed(name: str, value: float | None, metrics: dict[str, str]) -> str:
     return in_format(value, metrics.get(name, ".1f" if name == "tokens" else ".1%"))
 
 
+def print_table(table: Table, console: Console | None = None) -> None:
+    """Print a table, wider than a narrow terminal if that's what it takes to keep its words and numbers whole."""
+    console = console or Console()
+    width, unlimited = console.width, console.options.update(max_width=10_000)
+    console.width = max(width, Measurement.get(console, unlimited, table).minimum)
+    console.print(table)
+    console.width = width
+
+
 def print_evaluation(config: TrainConfig, result: dict[str, Any]) -> None:
     """What `rlcourse eval` has measured."""
     title = f"{escape(config.model)} on {result['problems']} test problems of {config.task}"
@@ -24,7 +34,7 @@ def print_evaluation(config: TrainConfig, result: dict[str, Any]) -> None:
     for name, value in result.items():
         if name not in ("problems", "samples", "metrics"):
             table.add_row(name.replace("_", " "), printed(name, value, result["metrics"]))
-    Console().print(table)
+    print_table(table)
 
 
 def print_answers(answers: list[Any]) -> None:
@@ -45,10 +55,12 @@ def print_summary(summary: dict[str, Any]) -> None:
     for name in (*summary["metrics"], *(key for key in after if key.startswith("pass@")), "tokens"):
         values = (printed(name, when[name], summary["metrics"]) for when in (before, after))
         table.add_row(name.replace("_", " "), *values)
-    samples = Table("question", "answer after training", "right", title="Samples", show_lines=True)
+    right = Column("right", no_wrap=True)
+    samples = Table("question", "answer after training", right, title="Samples", show_lines=True)
     for sample in after["samples"][:4]:
         samples.add_row(escape(sample["question"]), escape(sample["text"]), "yes" if sample["right"] else "no")
-    Console().print(samples, table)
+    Console().print(samples)
+    print_table(table)
     print_ending(summary)
 
 
@@ -61,7 +73,7 @@ def print_fine_tuning(summary: dict[str, Any]) -> None:
     for name in summary["metrics"]:
         values = (printed(name, when[name], summary["metrics"]) for when in (before, after))
         table.add_row(name.replace("_", " "), *values)
-    Console().print(table)
+    print_table(table)
     print_ending(summary)
 
 

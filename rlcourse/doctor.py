@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from rlcourse.cli_tables import print_table
 from rlcourse.measure import machine
 from rlcourse.measure.machine import format_bytes
 from rlcourse.paths import data_folder
@@ -174,13 +175,13 @@ def print_report(facts: dict[str, Any], console: Console | None = None) -> None:
     if this["driver"]:
         table.add_row("NVIDIA driver", this["driver"])
     table.add_row("versions", ", ".join(f"{name} {version}" for name, version in this["versions"].items()))
-    console.print(table)
+    print_table(table, console)
 
     table = Table("", "what", "found", title="What is here")
     for item in facts["checks"]:
         mark = "[green]yes[/green]" if item["ok"] else "[red]no[/red]" if item["required"] else "[yellow]no[/yellow]"
         table.add_row(mark, item["name"], item["detail"])
-    console.print(table)
+    print_table(table, console)
     commands = [(item["name"], item["mend"]) for item in facts["checks"] if item["mend"]]
     if commands:
         console.print("What is not here, and the command that brings it:")
@@ -195,4 +196,4 @@ def print_report(facts: dict[str, Any], console: Console | None = None) -> None:
         device += ", --shard" if row["shard"] else ""
         table.add_row(row["preset"], device, size(row["needs_bytes"]), size(row["has_bytes"]), fits)
     if facts["presets"]:
-        console.print(table)
+        print_table(table, console)

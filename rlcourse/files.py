@@ -2,14 +2,16 @@
 
 A reader refuses a file that is missing, unreadable, cut short or not what it should be, in one sentence that names the
 file and ends in the caller's `remedy`: FileNotFoundError if there is no file, ValueError otherwise. A writer never
-leaves half a file, and a place that is to be written to later is tried first.
+leaves half a file: it writes to `NAME.writing`, which a kill may leave and the next one replaces. A place that is to be
+written to later is tried first.
 """
 
 import json
 import os
 import shutil
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from typing import Any
 def read_bytes(path: Path, remedy: str) -> bytes:
     """The content of a file; errors as above. remedy: what to do, such as "start a new run"."""
     try:
+        if path.exists() and not path.is_file():  # a device or a pipe may never end
+            raise ValueError(f"{path} is not a regular file: {remedy}.")
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(f"There is no file {path}: {remedy}.") from None
@@ -57,14 +61,38 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return values
 
 
+def aside_of(path: Path) -> Path:
+    """Where a file or folder is written before it gets its name."""
+    return path.with_name(path.name + ".writing")
+
+
 def write_text(path: Path, text: str) -> None:
-    """Write aside and rename, so that the file is never half there."""
-    aside = path.with_name(path.name + ".writing")
+    """Write aside and rename, so that the file is never half there. A link or a device, like /dev/stdout, stays one."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.write_text(text, encoding="utf-8")
+        return
+    aside = aside_of(path)
     try:
         aside.write_text(text, encoding="utf-8")
         os.replace(aside, path)
     except OSError:
         aside.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to write to, which at the end is renamed to `folder`. That must be empty, or not there."""
+    aside = aside_of(folder)
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+        yield aside
+        if folder.exists():
+            folder.rmdir()
+        os.replace(aside, folder)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
         raise
 
 
@@ -102,15 +130,26 @@ def try_folder(folder: Path, remedy: str, needs_bytes: int = 0) -> None:
     raise OSError(f"Results cannot be written to {folder} ({why}): {remedy}.")
 
 
-def try_empty_folder(folder: Path, remedy: str) -> None:
-    """As `try_folder`. Raises ValueError for a file, or a folder that is not empty."""
+def try_empty_folder(folder: Path, remedy: str, *inputs: Path) -> None:
+    """As `try_folder`. Raises ValueError for a file, a folder that is not empty, and as `check_apart` does."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder: {remedy}.")
+    check_apart(folder, remedy, *inputs)
     try_folder(folder, remedy)
 
 
-def try_file(path: Path, remedy: str) -> None:
-    """Raise OSError, in one sentence, if the file cannot be written. Its content is left alone."""
+def check_apart(output: Path, remedy: str, *inputs: Path) -> None:
+    """Raise ValueError if writing the output would change an input, by whatever name."""
+    written = [place for place in (output, aside_of(output)) if place.exists()]
+    for path in (path.expanduser().resolve() for path in inputs if path.expanduser().exists()):
+        if any(place.samefile(above) for place in written for above in (path, *path.parents)):
+            raise ValueError(f"Writing {output} would overwrite {path}, which is read: {remedy}.")
+
+
+def try_file(path: Path, remedy: str, *inputs: Path) -> None:
+    """Raise OSError, in one sentence, if the file cannot be written, ValueError as `check_apart` does. Its content is
+    left alone."""
+    check_apart(path, remedy, *inputs)
     there = path.exists()
     if not there or path.is_file():  # and no device, whose folder is not ours
         try_folder(path.parent, remedy)

@@ -1,26 +1,36 @@
-"""Ctrl-C and SIGTERM: both stop what runs; a training run saves a checkpoint first."""
+"""Ctrl-C, SIGTERM and SIGHUP: all stop what runs; a training run saves a checkpoint first."""
 
+import errno
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from tqdm import tqdm
 
 from rlcourse.dist import ALONE, OneProcess
 
+STOPS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived, as rented machines send it before they stop."""
+    """One of STOPS arrived, whose number is the argument: a rented machine stops, or the terminal was closed."""
 
 
-def raise_terminated(*_) -> None:
-    """A handler of SIGTERM for where nothing has to be finished first."""
-    raise Terminated
+def raise_terminated(number: int, _) -> None:
+    """A handler of STOPS for where nothing has to be finished first."""
+    raise Terminated(number)
+
+
+def say(text: str) -> None:
+    """Print a line above the progress bars, if there's still somebody to read it: a run outlives its terminal."""
+    with suppress(OSError):
+        tqdm.write(text)
 
 
 class StopAfterStep:
-    """Delays Ctrl-C and SIGTERM until the current step ends, so that half a step is never saved.
+    """Delays Ctrl-C and STOPS until the current step ends, so that half a step is never saved.
 
     world: the processes of the run. They stop after the same step; only the first may stop between steps.
     """
@@ -32,8 +42,9 @@ class StopAfterStep:
         self.inside, self.asked = False, None
         self.previous = {}
         try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.previous[number] = signal.signal(number, self._asked)
+            for number in (signal.SIGINT, *STOPS):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has SIGHUP
+                    self.previous[number] = signal.signal(number, self._asked)
         except ValueError:  # not the main thread: a notebook's worker; Ctrl-C goes elsewhere
             pass
         return self
@@ -43,11 +54,13 @@ class StopAfterStep:
             signal.signal(number, handler)
 
     def _asked(self, number: int, _) -> None:
-        stop = Terminated if number == signal.SIGTERM else KeyboardInterrupt
-        if self.world.rank == 0 and (not self.inside or self.asked):
-            raise stop
-        self.asked = stop
-        tqdm.write("Finishing this step, then saving. Press Ctrl-C again to stop at once.")
+        again = self.asked is not None
+        if again and number in STOPS:  # a terminal that closes sends several: none may cut off the step, or the save
+            return
+        self.asked = Terminated(number) if number in STOPS else KeyboardInterrupt()
+        if self.world.rank == 0 and (not self.inside or again):
+            raise self.asked
+        say("Finishing this step, then saving. Press Ctrl-C again to stop at once.")
 
     @contextmanager
     def delayed(self):
@@ -62,17 +75,24 @@ class StopAfterStep:
 
 @contextmanager
 def saved_when_stopped(training: Any, save: Callable[[Any], None]) -> Iterator[StopAfterStep]:
-    """Around the loop of a run: on Ctrl-C or SIGTERM the current step is finished, then `save(training)` is called, and
-    the command that goes on is printed. Half a step, after a second Ctrl-C, is not saved."""
-    stop = StopAfterStep(training.world)
-    try:
-        with stop:
+    """Around the loop of a run: on Ctrl-C, on STOPS, or when the pipe of its progress bar is closed, the current step
+    is finished, then `save(training)` is called, and the command that goes on is printed. Half a step, after a second
+    Ctrl-C, is not saved. Raises OSError, in one sentence, when a disk is full."""
+    with StopAfterStep(training.world) as stop:
+        try:
             yield stop
-    except KeyboardInterrupt:
-        if stop.inside:
-            message = f"Stopped within step {training.step + 1}. Go on from the last checkpoint, if there is one, with:"
-        else:
-            save(training)
-            message = f"Stopped at step {training.step}. Go on with:"
-        tqdm.write(f"{message} {training.run.resume_command()}")
-        raise
+        except (KeyboardInterrupt, BrokenPipeError):
+            if stop.inside:
+                said = f"within step {training.step + 1}. Go on from the last checkpoint, if there is one, with:"
+            else:
+                save(training)
+                said = f"at step {training.step}. Go on with:"
+            say(f"Stopped {said} {training.run.resume_command()}")
+            raise
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            raise OSError(
+                f"{error.strerror}: make room for {training.run.path}, and go on from its last checkpoint, if there is "
+                f"one, with `{training.run.resume_command()}`."
+            ) from error

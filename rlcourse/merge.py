@@ -1,25 +1,18 @@
 """Models written out whole: what an adapter makes of its base."""
 
-import os
-import shutil
 from pathlib import Path
 
 from rlcourse.checkpoint import latest_checkpoint
-from rlcourse.files import try_folder
+from rlcourse.files import new_folder, try_folder
 from rlcourse.lora import is_adapter
 from rlcourse.policy import Policy, load_policy
 
 
 def save_model(policy: Policy, output: Path) -> None:
-    """Write model and tokenizer to `output`, which is empty or not there; aside first."""
-    aside = output.with_name(output.name + ".writing")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.parent.mkdir(parents=True, exist_ok=True)
-    policy.model.save_pretrained(aside)
-    policy.tokenizer.save_pretrained(aside)
-    if output.exists():
-        output.rmdir()
-    os.replace(aside, output)
+    """Write model and tokenizer to `output`, which is empty or not there."""
+    with new_folder(output) as aside:
+        policy.model.save_pretrained(aside)
+        policy.tokenizer.save_pretrained(aside)
 
 
 def merge_adapter(place: Path, output: Path) -> Path:

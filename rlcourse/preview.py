@@ -8,12 +8,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from rlcourse import memory
 from rlcourse.advantages import has_signal
 from rlcourse.checkpoint import save
 from rlcourse.cli_options import PANELS
+from rlcourse.cli_tables import print_table
 from rlcourse.collect import Completions
 from rlcourse.config import TrainConfig
 from rlcourse.device import can_run, find_device, wanted_device
@@ -128,7 +129,7 @@ def print_config(config: TrainConfig) -> None:
             table.add_section()
         value = getattr(config, f.name)
         table.add_row(f.name, escape(str(value)), style="bold" if value != f.default else None)
-    Console().print(table)
+    print_table(table)
 
 
 def print_memory(config: TrainConfig) -> None:
@@ -148,7 +149,7 @@ def print_memory(config: TrainConfig) -> None:
     table.add_row("rollout phase", format_bytes(estimate.rollout))
     table.add_row("update phase", format_bytes(estimate.update))
     table.add_row("at most, with every row at its longest", format_bytes(estimate.peak), style="bold")
-    Console().print(table)
+    print_table(table)
 
 
 def print_steps(config: TrainConfig, found: dict[str, Any]) -> None:
@@ -161,10 +162,12 @@ def print_steps(config: TrainConfig, found: dict[str, Any]) -> None:
     for name, mean, signal in found["readings"]:
         rewarded = " (rewarded)" if name == found["rewarded"] else ""
         table.add_row(name.replace("_", " ") + rewarded, f"{mean:.3f}", f"{signal:.0%}")
-    samples = Table("answer now", "gold", "verdict", title="Samples", show_lines=True)
+    gold = Column("gold", no_wrap=True)
+    samples = Table("answer now", gold, "verdict", title="Samples", show_lines=True)
     for sample in found["samples"]:
         samples.add_row(escape(sample["text"]), sample["gold"], sample["words"])
-    console.print(samples, table)
+    console.print(samples)
+    print_table(table, console)
     console.print(f"An answer ends at {escape(' or '.join(map(repr, found['ends'])))}.", highlight=False)
     for text in found["warnings"].values():
         console.print(f"[yellow]Warning:[/yellow] {escape(text)}", highlight=False)

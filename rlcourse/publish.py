@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlcourse.checkpoint import latest_checkpoint, policy_of_run, step_of
 from rlcourse.config import TrainConfig
-from rlcourse.files import read_json, try_empty_folder
+from rlcourse.files import new_folder, read_json, try_empty_folder
 from rlcourse.lora import NAME, is_adapter, save_adapter
 from rlcourse.model_card import PRIVATE, Run, license_of, model_card, public
 from rlcourse.policy import Policy, load_policy, low_precision_copy
@@ -34,13 +34,12 @@ def publish(paths: list[Path], to: Path | None, hub: str | None) -> str:
     check_seeds(runs)
     hub, to = hub and full_name(hub), to and to.expanduser().resolve()
     if to:
-        try_empty_folder(to, "choose another --to")
+        try_empty_folder(to, "choose another --to", *paths)
         to.rmdir()  # the rename below makes it again
-    with tempfile.TemporaryDirectory(prefix=".publishing-", dir=to and to.parent) as aside:
-        folder = Path(aside) / "model"
-        write_all(runs, folder, hub or to.name)
-        if to:
-            folder = folder.replace(to)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = to or Path(temporary) / "model"
+        with new_folder(folder) as aside:
+            write_all(runs, aside, hub or to.name)
         if hub:
             HfApi().create_repo(hub, exist_ok=True)
             HfApi().upload_folder(repo_id=hub, folder_path=folder, commit_message="Publish with rlcourse")
@@ -77,7 +76,7 @@ def check_seeds(runs: list[Run]) -> None:
 
 
 def write_all(runs: list[Run], folder: Path, name: str) -> None:
-    """Write the first run's model, its card, license and learning curve to a new folder.
+    """Write the first run's model, its card, license and learning curve to an empty folder.
 
     A model is in the precision that the run sampled in. An adapter is in float32, in which the run merged it.
     """
@@ -85,7 +84,6 @@ def write_all(runs: list[Run], folder: Path, name: str) -> None:
     policy = policy_of_run(replace(run.config, model=run.base), torch.device("cpu"), run.checkpoint)
     chat = policy.tokenizer.chat_template is not None
     prompt = run.summary.get("prompt") or (policy.tokenizer.decode(policy.prompt(QUESTION)) if chat else QUESTION)
-    folder.mkdir()
     if is_adapter(run.checkpoint):
         policy.model.peft_config[NAME].base_model_name_or_path = public(run.base)
         save_adapter(policy.model, folder)

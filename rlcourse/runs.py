@@ -2,22 +2,23 @@
 
 import importlib.util
 import json
+import os
 import shlex
 import shutil
 import sys
 import textwrap
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from tqdm import tqdm
+from typing import IO, Any
 
 from rlcourse.collect import Completions
 from rlcourse.config import TrainConfig, check_config, check_settings
 from rlcourse.dist import command
 from rlcourse.files import append_json, read_json, read_lines, try_folder, write_json, write_text
+from rlcourse.interrupts import say
 
 # Settings that say which run --resume means: of training, of fine-tuning, of both.
 FIND_A_RUN = ("preset", "algorithm", "data", "seed", "output", "name")
@@ -108,14 +109,18 @@ def _numbered(root: Path, name: str) -> list[Path]:
     return found
 
 
-class RunFolder:
-    """Where a run logs: always to files, also to TensorBoard or W&B if asked to."""
+class RunFolder(AbstractContextManager):
+    """Where a run logs: always to files, also to TensorBoard or W&B if asked to. It's this process's alone until the
+    end of its context."""
 
     def __init__(self, path: Path, config: TrainConfig):
-        self.path, self.config = path, config
+        self.path, self.config, self.lock = path, config, locked(path)
         self.checkpoint: Path | None = None  # to go on from
         self.began = time.perf_counter()  # when the clock of the run started
         self.tracker = make_tracker(path, config)
+
+    def __exit__(self, *_) -> None:
+        self.lock.close()
 
     def keep_config(self) -> None:
         """Save the settings that hold from now on."""
@@ -146,7 +151,7 @@ class RunFolder:
         """Say warnings, by kind, in the terminal and keep them in warnings.jsonl, each kind once."""
         for kind, text in warnings.items():
             if kind not in self.warned():
-                tqdm.write(textwrap.fill(f"Warning: {text}", width=100))
+                say(textwrap.fill(f"Warning: {text}", width=100))
                 append_json(self.path / "warnings.jsonl", {"step": step, "kind": kind, "text": text})
 
     def warned(self) -> dict[str, str]:
@@ -170,24 +175,45 @@ class RunFolder:
 
     def forget_after(self, step: int) -> None:
         """Drop the lines of steps after `step`, that of a checkpoint; they will be logged again."""
-        kept = {name: self.lines(name) for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl")}
+        logs = ("metrics.jsonl", "evals.jsonl", "samples.jsonl", "warnings.jsonl")
+        kept = {name: self.lines(name) for name in logs}
         for name, lines in kept.items():  # all of them are read before one is written
             text = "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step)
             if (self.path / name).exists():
                 write_text(self.path / name, text)
 
     def finish(self, summary: dict[str, Any], curves: str) -> None:
-        """Write summary.json and curve.png, with the curves of that name in `rlcourse.measure.plots`."""
+        """Write curve.png, with the curves of that name in `rlcourse.measure.plots`, then summary.json, which says that
+        the run is finished."""
         from rlcourse.measure import plots
 
-        write_json(self.path / "summary.json", summary)
         metrics, evals = self.lines("metrics.jsonl"), self.lines("evals.jsonl")
-        plots.plot_run(metrics, evals, self.path / "curve.png", summary["metrics"], getattr(plots, curves))
+        aside = self.path / "writing.png"
+        plots.plot_run(metrics, evals, aside, summary["metrics"], getattr(plots, curves))
+        os.replace(aside, self.path / "curve.png")
+        write_json(self.path / "summary.json", summary)
 
     def resume_command(self) -> str:
         """This process's command line, with --resume."""
         arguments = [a for a in sys.argv[1:] if a != "--resume"]
         return shlex.join([*command(), *arguments, "--resume"])
+
+
+def locked(path: Path) -> IO:
+    """A file in the run's folder on which this process has a lock, until it's closed or the process ends.
+
+    Raises ValueError if another process has it. Where the system has no such locks, there is none.
+    """
+    file = (path / ".lock").open("w")
+    try:
+        import fcntl  # Windows has none
+
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        raise ValueError(f"Another process is training in {path}: wait until it has ended, or stop it.") from None
+    except (ImportError, OSError):
+        pass
+    return file
 
 
 def make_tracker(path: Path, config: TrainConfig):

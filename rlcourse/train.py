@@ -45,8 +45,8 @@ def train(config: TrainConfig, began: float | None = None) -> dict[str, Any]:
 
     began: `time.perf_counter()` when the clock of the run started; now, if not given.
     Raises ValueError or OSError, in one sentence, for a run that cannot work, and RuntimeError if weights or losses
-    stop being finite. On Ctrl-C or SIGTERM the current step is finished, a checkpoint is saved and KeyboardInterrupt is
-    raised.
+    stop being finite. On Ctrl-C, SIGTERM or SIGHUP the current step is finished, a checkpoint is saved and
+    KeyboardInterrupt is raised.
     """
     with launch(lambda: new_run(config)) as (run, device, world):
         run.began = began or run.began
@@ -107,8 +107,8 @@ class TrainingLoop:
     def run_all(self) -> dict[str, Any]:
         """Evaluation, training, evaluation. Returns the content of `summary.json`."""
         config = self.config
-        self.run.keep_config()
-        with saved_when_stopped(self, save) as stop:
+        with self.run, saved_when_stopped(self, save) as stop:
+            self.run.keep_config()
             if self.before is None:
                 self.before = self.test("before")
             bar = tqdm(total=config.steps, initial=self.step, desc=self.name, unit="step", dynamic_ncols=True)
@@ -129,9 +129,9 @@ class TrainingLoop:
                         save(self)
             with saving_in_background(self):
                 after = self.test("after")
-        summary = self.summary(after)
-        self.run.finish(summary, self.curves)
-        return summary
+            summary = self.summary(after)
+            self.run.finish(summary, self.curves)
+            return summary
 
     def _validate(self, bar: tqdm) -> None:
         if self.config.eval_every and self.step % self.config.eval_every == 0:

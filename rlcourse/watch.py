@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from rlcourse.config import TrainConfig
+from rlcourse.interrupts import say
 from rlcourse.tasks import Answer
 
 WINDOW = 3  # steps in a row that must agree: one step without signal is bad luck
@@ -34,7 +34,7 @@ def warn_of_mismatch(config: TrainConfig, exact: bool, device: torch.device) -> 
     exact: whether both are exact, to the last bit.
     """
     if not exact and (config.dtype != "float32" or config.engine.startswith("vllm")):
-        tqdm.write(
+        say(
             f"Engine and trainer round differently on {device}: `mismatch_mean` in metrics.jsonl says by how much, and "
             "--sampler-correction token makes up for it."
         )

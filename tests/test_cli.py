@@ -124,6 +124,15 @@ def test_eval_measures_the_model_that_was_asked_for(monkeypatch):
     assert [row[2] for row in rows] == ["25.0%", "1.25", "–", "50.0%", "21.2"]
 
 
+def test_the_numbers_of_a_table_stay_whole_in_a_narrow_terminal(trained, monkeypatch):
+    monkeypatch.setattr(evaluation, "evaluate", lambda config: RESULT | {"problems": 7, "metrics": SUMMARY["metrics"]})
+    monkeypatch.setattr(fine_tuning, "fine_tune", lambda config: LEARNED)
+    numbers = {"train": ("40.0%", "75.0%", "20.0"), "eval": ("40.0%", "20.0"), "sft": ("0.125", "100.0%")}
+    for command, expected in numbers.items():
+        output = invoke(command, width=20).output
+        assert all(number in output for number in expected), output
+
+
 @pytest.mark.parametrize(("finished", "verdict"), [(True, "─ wrong ─"), (False, "─ cut off ─")])
 def test_sample_shows_question_answer_verdict_and_gold_in_that_order(finished, verdict, monkeypatch):
     readings = Readings(False, False, True, "1")

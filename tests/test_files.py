@@ -8,6 +8,8 @@ import pytest
 from rlcourse import files
 from rlcourse.files import (
     append_json,
+    check_apart,
+    new_folder,
     read_json,
     read_lines,
     try_file,
@@ -70,6 +72,46 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(path, monk
         patch.setattr(os, "replace", full)
         write_text(path, "new")
     assert path.read_text() == "old" and list(path.parent.iterdir()) == [path]
+
+
+def test_what_a_link_leads_to_is_written_and_the_link_stays(path):
+    path.write_text("old")
+    link = path.with_name("link")
+    link.symlink_to(path)
+    write_text(link, "new")
+    assert link.is_symlink() and path.read_text() == "new"
+
+
+def test_what_is_no_regular_file_is_not_read():
+    with pytest.raises(ValueError, match=rf"^{os.devnull} is not a regular file: start a new run\.$"):
+        read_json(files.Path(os.devnull), "start a new run")
+
+
+def test_a_new_folder_is_there_as_a_whole_or_not_at_all(tmp_path):
+    final, left = tmp_path / "model", tmp_path / "model.writing"
+    left.mkdir()
+    (left / "cut short").touch()  # by a kill
+    with pytest.raises(KeyboardInterrupt), new_folder(final) as folder:
+        (folder / "half").touch()
+        raise KeyboardInterrupt
+    assert not any(tmp_path.iterdir())
+    final.mkdir()
+    with new_folder(final) as folder:
+        (folder / "weights").touch()
+        assert not any(final.iterdir())
+    assert [path.name for path in final.iterdir()] == ["weights"] and not left.exists()
+
+
+def test_an_input_is_not_written_over_by_whatever_name(tmp_path):
+    data, other = tmp_path / "data.writing", tmp_path / "other"
+    data.mkdir()
+    (data / "x").write_text("mine")
+    (tmp_path / "link").symlink_to(data / "x")
+    os.link(data / "x", other)
+    for output in (data / "x", tmp_path / "link", other, tmp_path / "data"):
+        with pytest.raises(ValueError, match=rf"^Writing {output} would overwrite {data / 'x'}, which is read: choose"):
+            check_apart(output, "choose another", data / "x")
+    check_apart(tmp_path / "new", "choose another", data / "x", tmp_path / "missing")
 
 
 def test_a_disk_without_room_is_found_before_anything_is_made(tmp_path, monkeypatch):

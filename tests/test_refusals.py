@@ -97,6 +97,25 @@ def test_an_output_of_a_model_that_cannot_be_written_is_refused_before_it_is_mer
             assert "cannot be written to /proc/self/model" in refused(*command, "--output", "/proc/self/model", code=1)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "filter a.jsonl --task minigsm --output a.jsonl",
+        "filter b.jsonl.writing --task minigsm --output b.jsonl",
+        "merge c.writing --output c",
+        "grade d/1.ipynb --json d/1.ipynb",
+        "grade d --csv d/1.ipynb",
+        "grade x.ipynb --hidden d --junit d/nb01.py",
+    ],
+)
+def test_no_command_overwrites_what_it_reads(arguments, tmp_path):
+    for name in ("a.jsonl", "b.jsonl.writing", "c.writing/adapter_config.json", "d/1.ipynb", "d/nb01.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    assert "would overwrite" in refused(*arguments.split())
+    assert {path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == {"mine"}
+
+
 @pytest.fixture
 def real_trainer(monkeypatch):
     """The trainer's own functions, which have no model to load."""
@@ -151,6 +170,15 @@ def test_any_error_is_one_sentence(error, sentence, code, monkeypatch):
     monkeypatch.setattr(trainer, "train", train)
     done = CliRunner().invoke(cli.app, ["train"])
     assert done.exit_code == code and done.stderr.startswith(sentence) and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", ["--version", "train --help", "doctor", "doctor --json"])
+def test_a_pipe_that_nobody_reads_ends_a_command_quietly(arguments):
+    ours, theirs = os.pipe()
+    os.close(ours)
+    command = [sys.executable, "-m", "rlcourse", *arguments.split()]
+    with os.fdopen(theirs, "w") as pipe:
+        assert subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, timeout=100).stderr == b""
 
 
 def test_what_libraries_log_and_warn_of_is_held_back_and_comes_back_afterwards(monkeypatch, caplog, recwarn):

@@ -138,6 +138,15 @@ def test_lines_after_a_checkpoint_are_forgotten(run):
     assert [line["step"] for line in read_lines(run.path / "evals.jsonl")] == [0, 2]
 
 
+def test_a_warning_that_a_kill_cut_short_is_said_again(run):
+    run.warn(1, {"a": "A."})
+    with (run.path / "warnings.jsonl").open("a") as file:
+        file.write('{"step": 2, "ki')
+    run.forget_after(2)
+    run.warn(3, {"b": "B."})
+    assert run.warned() == {"a": "A.", "b": "B."}
+
+
 def test_a_folder_is_removed_only_if_its_run_never_began(run):
     for name in ("metrics.jsonl", "checkpoints"):
         (run.path / name).mkdir()
@@ -158,7 +167,17 @@ def test_finish_writes_the_summary_and_the_curve(run):
     summary = {"accuracy_after": 0.5, "metrics": {"accuracy": ".1%"}}
     run.finish(summary, "RL")
     assert json.loads((run.path / "summary.json").read_text()) == summary
-    assert (run.path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert (run.path / "curve.png").read_bytes().startswith(b"\x89PNG") and not (run.path / "writing.png").exists()
+
+
+def test_a_run_that_is_killed_while_it_draws_is_not_finished(run, monkeypatch):
+    def kill(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlcourse.measure.plots.plot_run", kill)
+    with pytest.raises(KeyboardInterrupt):
+        run.finish({"metrics": {}}, "RL")
+    assert not (run.path / "summary.json").exists()
 
 
 def test_a_tracker_gets_numbers_alone(tmp_path, monkeypatch):

@@ -168,7 +168,8 @@ class Follower(RunFolder):
     def ignore(self, *arguments: Any) -> None:
         pass
 
-    keep_config = log_step = log_eval = warn = forget_after = finish = remove_unless_begun = ignore
+    __enter__ = __exit__ = keep_config = log_step = log_eval = warn = forget_after = finish = ignore
+    remove_unless_begun = ignore
 
     def warned(self) -> dict[str, str]:
         return {}  # the first rank has them

@@ -31,11 +31,18 @@ RDONLY, NOSUID, NODEV, NOEXEC, BIND, REC, PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 <
 MOUNT_SETATTR, RECURSIVE, PIVOT_ROOT = 442, 0x8000, {"x86_64": 155, "aarch64": 41}
 SET_PDEATHSIG, SET_DUMPABLE, CAPBSET_DROP, SET_NO_NEW_PRIVS = 1, 4, 24, 38
 SET_SECCOMP, ARCHITECTURE = 22, {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-# Calls that no answer needs: memory that nobody counts (memfd_create), and ways into the kernel.
-CALLS = ["memfd_create", "io_uring_setup", "bpf", "userfaultfd", "perf_event_open", "add_key", "request_key", "keyctl"]
-REFUSED = {"x86_64": (319, 425, 321, 323, 298, 248, 249, 250), "aarch64": (279, 425, 280, 282, 241, 217, 218, 219)}
-PRLIMIT = {"x86_64": 302, "aarch64": 261}
-DEVICES = ("null", "zero", "full", "random", "urandom")
+# Calls that no answer needs: memory that nobody counts, and ways into the kernel.
+CALLS = [
+    "memfd_create", "io_uring_setup", "bpf", "userfaultfd", "perf_event_open", "add_key", "request_key", "keyctl",
+    "shmget", "semget", "msgget", "vmsplice", "memfd_secret",
+]  # fmt: skip
+REFUSED = {
+    "x86_64": (319, 425, 321, 323, 298, 248, 249, 250, 29, 64, 68, 278, 447),
+    "aarch64": (279, 425, 280, 282, 241, 217, 218, 219, 194, 190, 186, 75, 447),
+}
+PRLIMIT, SOCKETS = {"x86_64": 302, "aarch64": 261}, {"x86_64": (41, 53), "aarch64": (198, 199)}  # socket, socketpair
+MMAP, SHARED_ANONYMOUS = {"x86_64": 9, "aarch64": 222}, 0x21
+DEVICES = ("null", "full", "random", "urandom")  # and no zero: mapped and shared, it's memory that nobody counts
 STUDENT, NOBODY = 1000, 65534  # where root grades: the user's number inside and outside
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -147,9 +154,9 @@ def files(plan: dict) -> None:
     for name, target in (("shm", "/tmp"), ("fd", "/proc/self/fd")):
         os.symlink(target, f"{root}/dev/{name}")
     mount("proc", root + "/proc", "proc", NOSUID | NODEV | NOEXEC)
-    for name, value in (("user/max_user_namespaces", 0), ("kernel/shmmni", 0), ("fs/mqueue/queues_max", 0)):
+    for name in ("user/max_user_namespaces", "fs/mqueue/queues_max"):
         with suppress(FileNotFoundError), open(f"{root}/proc/sys/{name}", "w") as file:  # a kernel may lack it
-            file.write(str(value))
+            file.write("0")
     mount(root + "/proc/sys", root + "/proc/sys", "none", BIND | REC)
     only_read(root + "/proc/sys")
     os.chdir(root)
@@ -193,16 +200,27 @@ def set_limits(limits: dict) -> None:
 
 
 def refuse_calls(allowed: list[str]) -> None:
-    """Make the kernel refuse REFUSED without `allowed`, calls of another architecture, and setting another process's
-    limits: process 1 has the same user, and a limit on it would end the watch."""
+    """Make the kernel refuse REFUSED without `allowed`, calls of another architecture, and three by an argument: all
+    sockets but local ones, maps that are shared without a file unless memfd_create is allowed, and setting another
+    process's limits: process 1 has the same user, and a limit on it would end the watch."""
     machine = os.uname().machine
-    load, equal, at_least, give, fail = 0x20, 0x15, 0x35, 0x06, 0x00050001  # EPERM
-    numbers = [number for name, number in zip(CALLS, REFUSED[machine], strict=True) if name not in allowed]
-    steps = [(load, 0, 0, 4), (equal, 1, 0, ARCHITECTURE[machine]), (give, 0, 0, fail), (load, 0, 0, 0)]
-    steps += [(at_least, len(numbers) + 4, 0, 0x40000000)]  # x32, which numbers the same calls again
-    steps += [(equal, len(numbers) + 3 - i, 0, number) for i, number in enumerate(numbers)]
-    steps += [(equal, 0, 2, PRLIMIT[machine]), (load, 0, 0, 16), (equal, 0, 1, 0)]  # 16: its first argument, a process
-    steps += [(give, 0, 0, 0x7FFF0000), (give, 0, 0, fail)]
+    load, both, equal, at_least, give = 0x20, 0x54, 0x15, 0x35, 0x06
+    fail, allow = (give, 0, 0, 0x00050001), (give, 0, 0, 0x7FFF0000)  # EPERM
+
+    def by_argument(number: int, place: int, mask: int, value: int, same: tuple, other: tuple) -> list[tuple]:
+        found = [(equal, 0, 5, number), (load, 0, 0, 16 + 8 * place), (both, 0, 0, mask), (equal, 0, 1, value)]
+        return [*found, same, other]
+
+    steps = [(load, 0, 0, 4), (equal, 1, 0, ARCHITECTURE[machine]), fail, (load, 0, 0, 0)]
+    steps += [(at_least, 0, 1, 0x40000000), fail]  # x32, which numbers the same calls again
+    for name, number in zip(CALLS, REFUSED[machine], strict=True):
+        steps += [] if name in allowed else [(equal, 0, 1, number), fail]
+    steps += by_argument(PRLIMIT[machine], 0, 0xFFFFFFFF, 0, allow, fail)
+    for number in SOCKETS[machine]:
+        steps += by_argument(number, 0, 0xFFFFFFFF, 1, allow, fail)  # AF_UNIX
+    if "memfd_create" not in allowed:
+        steps += by_argument(MMAP[machine], 3, SHARED_ANONYMOUS, SHARED_ANONYMOUS, fail, allow)
+    steps += [allow]
     code = b"".join(struct.pack("<HBBI", *step) for step in steps)
     held = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("<HxxxxxxQ", len(steps), ctypes.addressof(held))

@@ -193,6 +193,7 @@ def bubblewrap(plan: dict) -> list[str]:
     for path, target in plan["links"].items():
         found += ["--symlink", target, path]
     found += ["--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm"]
+    found += ["--dev-bind", "/dev/null", "/dev/zero"]  # see DEVICES of `namespaces.py`
     for path in plan["devices"]:
         found += ["--dev-bind", path, path]
     return [*found, "--remount-ro", "/dev", "--chdir", "/tmp", "--remount-ro", "/", "--"]

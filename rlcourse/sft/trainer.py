@@ -7,12 +7,12 @@ from itertools import islice
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from rlcourse.batch import rows_together
 from rlcourse.checkpoint import at_checkpoint
 from rlcourse.device import autocast, find_device, without_cudnn_attention
 from rlcourse.evaluation import answer_problems, summarize
+from rlcourse.interrupts import say
 from rlcourse.learner import new_optimizer
 from rlcourse.measure.timing import peak_memory_bytes
 from rlcourse.metrics import run_summary
@@ -64,7 +64,7 @@ class FineTuning(TrainingLoop):
         self.data = load_data(config, self.policy)
         self.fingerprint = self.data.fingerprint
         if self.data.too_long:
-            tqdm.write(f"{self.data.too_long} examples of more than {config.max_length} tokens were left out.")
+            say(f"{self.data.too_long} examples of more than {config.max_length} tokens were left out.")
         steps = config.steps or math.ceil(config.epochs * len(self.data.train) / config.batch_size)
         self.config = replace(config, steps=steps)
         if config.packing:

@@ -15,9 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from rlcourse.files import append_json, read_lines, write_text
+from rlcourse.interrupts import say
 from rlcourse.settings import model_and_address
 from rlcourse.tasks.llm_judge import Conversation, Endpoint
 from rlcourse.tasks.task import Attempt, Task, Verdict
@@ -103,7 +102,7 @@ class JudgedTask:
         scored = dict(zip(shown, self.ask([conversation_on(attempts[i], self.criteria) for i in shown]), strict=True))
         failed = sum(scores is None for scores in scored.values())
         if failed:
-            tqdm.write(f"The judge gave no scores for {failed} of {len(shown)}: {self.model.reason}.")
+            say(f"The judge gave no scores for {failed} of {len(shown)}: {self.model.reason}.")
         means = {i: fmean(scores.values()) for i, scores in scored.items() if scores}
         return [JudgedVerdict(verdict, i in scored, means.get(i)) for i, verdict in enumerate(measured)]
 

@@ -4,8 +4,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
-from tqdm import tqdm
 
+from rlcourse.interrupts import say
 from rlcourse.tasks.task import Problem, Task, prompts_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def short_enough(problems: list[Problem], task: Task, policy: "Policy", config: 
         )
     if len(kept) < len(problems):
         left_out = f"{len(problems) - len(kept)} of {len(problems)} training problems"
-        tqdm.write(f"Left out {left_out}, whose prompts have more than {limit} tokens (--max-prompt-tokens).")
+        say(f"Left out {left_out}, whose prompts have more than {limit} tokens (--max-prompt-tokens).")
     return kept
 
 

@@ -175,6 +175,9 @@ ROWS = [
     ("run_to_resume", "runs", unsliced(), when(False, 5), keep("BitOr", 0)),
     ("RunFolder.forget_after", "runs", op("LtE", "Lt")),
     ("files:write_text", "files", drop("replace")),
+    ("files:new_folder", "files", drop("rmtree", 1), drop("rmtree", 2), drop("replace")),
+    ("check_apart", "files", when(False)),
+    ("StopAfterStep._asked", "endings -k signal", when(False, 1)),
     ("TrainConfig.sampling", "config", returns(lambda s: type(s)(s.temperature, s.top_k), "no top_p")),
     # LoRA
     ("lora:_merged_weight", "lora", kw("addmm", "alpha")),

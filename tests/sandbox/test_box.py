@@ -1,5 +1,6 @@
 """What a program finds in a box, what it may take, and how it ends: small programs, which start at once."""
 
+import errno
 import functools
 import json
 import os
@@ -104,6 +105,13 @@ def test_it_has_no_rights_no_network_and_no_way_to_get_any(box):
     with socket.create_server(("127.0.0.1", 0)) as server:
         code = f"""
 status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
+made = []
+for family in (1, 2, 10, 16, 38, 40):
+    try:
+        socket.socket(family, 3 if family == 16 else 5 if family == 38 else 1)
+        made.append(family)
+    except OSError:
+        pass
 try:
     socket.create_connection(("127.0.0.1", {server.getsockname()[1]}), 2)
     connected = True
@@ -112,10 +120,23 @@ except OSError:
 libc = ctypes.CDLL(None, use_errno=True)
 mounted = libc.mount(b"none", b"/tmp", b"tmpfs", 0, 0)
 tell([status[name].strip() for name in ("CapEff", "CapPrm", "CapBnd", "NoNewPrivs", "Seccomp")], connected,
-     [name for _, name in socket.if_nameindex()], libc.unshare(0x10000000), mounted)"""
-        (status, connected, interfaces, unshared, mounted), _ = run(box, code)
-    assert status == ["0" * 16] * 3 + ["1", "2"] and not connected and interfaces in ([], ["lo"])
+     made, libc.unshare(0x10000000), mounted)"""
+        (status, connected, made, unshared, mounted), _ = run(box, code)
+    assert status == ["0" * 16] * 3 + ["1", "2"] and not connected and made == [socket.AF_UNIX]
     assert unshared == mounted == -1
+
+
+def test_memory_that_is_shared_without_a_file_and_counted_for_nobody_is_refused(box):
+    code = """import mmap
+def tries(file, flags):
+    try:
+        return len(mmap.mmap(os.open(file, os.O_RDWR) if file else -1, 4096, flags))
+    except OSError as error:
+        return error.errno
+open("own", "wb").write(bytes(4096))
+tell([tries("own", mmap.MAP_SHARED), tries("", mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS),
+      tries("", mmap.MAP_SHARED | mmap.MAP_ANONYMOUS), tries("/dev/zero", mmap.MAP_SHARED)])"""
+    assert run(box, code)[0] == [[4096, 4096, errno.EPERM, errno.ENOENT]]
 
 
 @pytest.mark.parametrize("allowed", [[], ["memfd_create"]])

@@ -166,7 +166,8 @@ class Question:
                 message = self._message(case, function, seed, deadline - time.monotonic())
             passed = message is None
             seconds = time.perf_counter() - start
-            result.cases.append(CaseResult(case.name, passed, message or "", case.points, case.hidden, seconds))
+            message = (message or "")[:MAX_MESSAGE]
+            result.cases.append(CaseResult(case.name, passed, message, case.points, case.hidden, seconds))
             if message == NOT_IMPLEMENTED:
                 result.hint = self.hint
         return result
@@ -191,6 +192,7 @@ class Question:
 
 
 NOT_IMPLEMENTED = "not implemented yet"
+MAX_MESSAGE = 1000  # characters that are kept of what a case or a cell says
 
 
 def draw(low: int, high: int) -> int:

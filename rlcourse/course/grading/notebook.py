@@ -54,7 +54,7 @@ def checks_module(notebook: dict, path: Path) -> str:
     text = "\n".join(cell.source for cell in student_cells(notebook))
     found = [
         re.match(r"([0-9]{2})_", str(named.get("name", ""))),
-        re.search(r"^\s*from rlcourse\.course\.checks import nb([0-9]{2})\b", text, re.MULTILINE),
+        re.search(r"^[ \t]*from rlcourse\.course\.checks import nb([0-9]{2})\b", text, re.MULTILINE),
         re.match(r"([0-9]{2})_", path.name),
     ]
     for name in (f"nb{match[1]}" for match in found if match):

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ from xml.etree import ElementTree
 from rlcourse import __version__
 from rlcourse.course.checks import CaseResult
 from rlcourse.course.grading.grade import Report, grade, grade_folder, printable
+from rlcourse.files import write_text
 
 
 def run_grade(
@@ -29,18 +29,16 @@ def run_grade(
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without a sign that a reader used
-    for number in (signal.SIGTERM, signal.SIGHUP):  # which then leave no process of a notebook behind
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
     if not submission.is_dir():
         reports = [grade(submission, **options)]
-        print(as_text(reports[0]))
         write(reports, reports[0], json_file, junit, csv_file)
+        print(as_text(reports[0]))
         return
     csv_file, reports = csv_file or Path("grades.csv"), []
     for report in grade_folder(submission, **options):
         reports.append(report)
-        print(as_line(report), flush=True)
         write(reports, reports, json_file, junit, csv_file)
+        print(as_line(report), flush=True)
     notes = dict.fromkeys(note for report in reports for note in report.notes)
     print("\n".join([*notes, f"{len(reports)} notebooks, seed {report.seed}: {csv_file}"]))
 
@@ -59,7 +57,7 @@ def save(path: Path, text: str) -> None:
     """Write a file. Raises OSError for a link, which may lead to a file of somebody else's."""
     if path.is_symlink() and not str(path).startswith("/dev/"):
         raise OSError(f"{path} is a link: remove it, or name another file.")
-    path.write_bytes(text.encode("utf-8"))
+    write_text(path, text)
 
 
 def message(case: CaseResult) -> str:

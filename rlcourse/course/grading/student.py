@@ -11,10 +11,10 @@ from collections import Counter
 from typing import Any
 
 from rlcourse.course.calls import OutOfTime, time_limit
-from rlcourse.course.checks import Question, Result
+from rlcourse.course.checks import MAX_MESSAGE, Question, Result
 from rlcourse.course.grading import isolation
 from rlcourse.course.grading.notebook import Cell
-from rlcourse.course.grading.remote import Died, Missing, Remote, RemoteMaker, value
+from rlcourse.course.grading.remote import Died, Missing, Remote, RemoteMaker
 from rlcourse.sandbox.process import Child
 from rlcourse.sandbox.wire import MAX_BYTES, Unreadable, decode, receive, send
 
@@ -124,32 +124,34 @@ class Run:
         try:
             seconds = AGAIN_SECONDS if cell.number in self.slow else CELL_SECONDS
             said = self._follow(["cell", cell.number, cell.source, seconds], reached)
-            self.said[cell.number] = [str(line) for line in said] if isinstance(said, list) else []
+            self.said[cell.number] = [str(line)[:MAX_MESSAGE] for line in said[:4]]
             if any(line.startswith("took longer") for line in self.said[cell.number]):
                 self.slow.add(cell.number)
-        except AssertionError as error:
-            self.said[cell.number] = [str(error)]
         except JudgedToDeath:  # a question is to blame, which is judged; the cell runs again
             raise
         except (TimeoutError, Died) as death:
             self.deadly[cell.number] = str(death) or "took too long: is there a loop that never ends?"
             raise
 
-    def _follow(self, request: list, reached: Counter) -> Any:
-        """Send a request, judge the questions that are reached on the way, and return what it gave.
+    def _follow(self, request: list, reached: Counter) -> list:
+        """Send a request, judge the questions that are reached on the way, and return what is to be said of it.
 
-        Raises Died or TimeoutError where the worker is lost, AssertionError for an error.
+        Raises Died or TimeoutError where the worker is lost.
         """
         seconds = 2 * CELL_SECONDS
         answer = self.worker.ask(request, min(seconds, self.left))
-        while isinstance(answer, dict) and answer.get("check") in self.questions:
-            name = answer["check"]
+        while isinstance(answer, dict) and (name := str(answer.get("check"))) in self.questions:
             passed = self._judge(name, reached[name], answer.get("defined") is True)
             reached[name] += 1
             if not self.worker.alive:
                 raise JudgedToDeath
             answer = self.worker.ask(["verdict", passed], min(seconds, self.left))
-        return value(answer)
+        match answer:
+            case {"value": [*said]}:
+                return said
+            case {"error": [str(kind), str(message)]}:
+                return [f"{kind}: {message}"]
+        return ["the result could not be read"]
 
     def _judge(self, name: str, times: int, defined: bool) -> bool:
         """Whether a question passes that is reached for the time `times`."""
@@ -160,7 +162,8 @@ class Run:
             remote = RemoteMaker(self) if question.caller.kernels else Remote(self)
             if not defined:
                 remote = Missing(self, "; ".join([f"`{question.function}` is not defined", *self.errors()]))
-            result = question.run(remote, derived(self.seed, name))
+            # Inputs of its own, or what one check says of them would answer the next.
+            result = question.run(remote, derived(self.seed, f"{name}, check {times}"))
             self.results[name] = result
             if remote.late:  # processes and threads that it started may go on, and take time and memory from the next
                 self.worker.close()

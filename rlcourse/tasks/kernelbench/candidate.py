@@ -119,7 +119,7 @@ def box(device: torch.device, memory_bytes: int) -> Box:
     devices, allowed, own_limits = [], [], {}
     if device.type == "cuda":
         system += [*driver_folders(), "/sys"]
-        devices = [path for path in glob.glob("/dev/nvidia*") if not os.path.isdir(path)]
+        devices = ["/dev/zero", *(path for path in glob.glob("/dev/nvidia*") if not os.path.isdir(path))]
         allowed = ["memfd_create"]  # the driver asks for one
     else:
         own_limits = {"DATA": memory_bytes}  # on a GPU, CUDA reserves far more than it takes

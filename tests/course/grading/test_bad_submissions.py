@@ -9,12 +9,17 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from submissions import IMPORTS, catalogue, many, workers, write
 from thorough import thorough
+from typer.testing import CliRunner
 
 import rlcourse
+from rlcourse.cli import app
+from rlcourse.course.calls import time_limit
 from rlcourse.course.grading import isolation, report, student
 from rlcourse.course.grading.grade import grade, grade_folder
+from rlcourse.course.grading.notebook import checks_module, read_notebook
 from rlcourse.sandbox.process import GUARD
 
 PACKAGE = Path(rlcourse.__file__).parent
@@ -113,6 +118,79 @@ def test_harm_earns_nothing_ends_and_leaves_nothing_behind(harm, tmp_path, tempo
     assert list(temporary.iterdir()) == [] and workers() == {}
     if harm not in ("checks without end", "closed descriptors", "a stopped group"):
         assert result.results[1].score == 2 or "patched" in harm, report.as_text(result)
+
+
+class Says:
+    """A worker that answers what it's told to, instead of running cells."""
+
+    alive, answer = True, {}
+
+    def __init__(self, *_):
+        pass
+
+    def ask(self, request, seconds):
+        return self.answer(request) if callable(self.answer) else self.answer
+
+    def close(self):
+        self.alive = False
+
+    __enter__, __exit__ = (lambda self: self), lambda self, *_: self.close()
+
+
+LARGE = "x" * 10**6
+ANSWERS = [3, [], {}, {"check": ["q1"]}, {"check": {}}, {1: "q1"}, {"error": 3}, {"error": [[], {}]}]
+ANSWERS += [{"error": ["NotImplementedError"]}, {"error": ["OutOfTime", ""]}, {"error": ["E", LARGE]}]
+ANSWERS += [{"value": LARGE}, {"value": {}}, {"value": [LARGE, [LARGE], torch.ones(9), *[{}] * 10**5]}]
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: str(answer)[:20])
+def test_whatever_is_on_the_wire_costs_a_cell_alone_and_little_memory(answer, tmp_path, monkeypatch):
+    monkeypatch.setattr(Says, "answer", answer)
+    monkeypatch.setattr(student, "Worker", Says)
+    said, kept = [], student.Run.errors
+    monkeypatch.setattr(student.Run, "errors", lambda run: said.extend(kept(run)) or said)
+    assert grade(write(tmp_path / "91_wire.ipynb", ["1", "2"])).score == 0
+    assert len(said) <= 8 and all(len(text) < 1100 for text in said)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_grader_that_is_stopped_within_a_case_or_between_two_gives_no_verdict(number, tmp_path, monkeypatch):
+    def at(when):
+        def answer(request):
+            if request[0] == when:
+                signal.raise_signal(number)
+            return {"check": "q1", "defined": True} if request[0] == "cell" else {"value": None}
+
+        return staticmethod(answer)
+
+    monkeypatch.setattr(student, "Worker", Says)
+    path = write(tmp_path / "91_stopped.ipynb", ["1"])
+    for when in ("cell", "call", "verdict"):
+        monkeypatch.setattr(Says, "answer", at(when))
+        done = CliRunner().invoke(app, ["grade", str(path)])
+        assert (done.exit_code, done.output) == (128 + number, "")
+
+
+def test_a_million_blank_lines_cost_milliseconds(tmp_path):
+    notebook = read_notebook(write(tmp_path / "91_blank.ipynb", ["\n" * 10**6]))
+    with time_limit(2):
+        assert checks_module(notebook, tmp_path / "91_blank.ipynb") == "nb91"
+
+
+def test_checking_a_question_again_tells_nothing_of_its_inputs(tmp_path, monkeypatch):
+    asked = []
+
+    def answer(request):
+        if request[0] == "call":
+            asked.append(request[2][0])
+        return {"check": "q1", "defined": True} if request[0] == "cell" else {"value": None}
+
+    monkeypatch.setattr(Says, "answer", staticmethod(answer))
+    monkeypatch.setattr(student, "Worker", Says)
+    path = write(tmp_path / "91_again.ipynb", ["1", "2"])
+    for _ in range(2):
+        grade(path, seed=5)
+    assert torch.equal(asked[0], asked[2]) and not torch.equal(asked[0], asked[1])
 
 
 LINGERS = """

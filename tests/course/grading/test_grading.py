@@ -144,6 +144,17 @@ def test_a_class_is_a_line_a_submission(tmp_path):
         list(grade_folder(tmp_path / "checks"))
 
 
+def test_a_row_is_written_before_its_line_is_printed(tmp_path, monkeypatch):
+    def closed(*_, **__):
+        raise BrokenPipeError
+
+    (tmp_path / "91_broken.ipynb").write_text("")
+    monkeypatch.setattr("builtins.print", closed)
+    with pytest.raises(BrokenPipeError):
+        report.run_grade(tmp_path, csv_file=tmp_path / "grades.csv")
+    assert len((tmp_path / "grades.csv").read_text().splitlines()) == 2
+
+
 def test_the_checks_are_found_by_metadata_then_import_then_name(tmp_path):
     path = submission(tmp_path, RIGHT["q1"], name="mine.ipynb")
     with pytest.raises(ValueError, match="is not an exercise notebook of the course"):

@@ -126,6 +126,6 @@ SAID = {
     "a full disk": "File too large|No space",
     "a file outside": "No such file|Read-only|denied",
     "the judge's memory": "denied|No such file",
-    "the network": "unreachable",
+    "the network": "not permitted",
     "a memory bomb": "too much memory",
 }
