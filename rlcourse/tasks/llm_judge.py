@@ -145,9 +145,11 @@ class LocalModel:
             raise ValueError(f"{name} cannot judge: its chat template takes no instructions ({error}).") from None
 
     def replies(self, conversations: list[Conversation]) -> list[str | None]:
+        from rlcourse.policy import positions_of
+
         policy = self.llm.policy
         prompts = [policy.prompt(user, system) for system, user in conversations]
-        room = getattr(policy.model.config, "max_position_embeddings", 1 << 30) - MOST_TOKENS
+        room = positions_of(policy.model) - MOST_TOKENS
         short = [i for i, prompt in enumerate(prompts) if len(prompt) <= room]
         if len(short) < len(prompts):
             self.reason = f"{self.name} reads {room} tokens at most, and a question has more"
