@@ -5,10 +5,12 @@ file and ends in the caller's `remedy`: FileNotFoundError if there is no file, V
 leaves half a file, and a place that is to be written to later is tried first.
 """
 
+import hashlib
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,14 @@ def try_file(path: Path, remedy: str) -> None:
             path.unlink()
     except OSError as error:
         raise OSError(f"{path} cannot be written ({reason(error)}): {remedy}.") from None
+
+
+def digest_of(parts: Iterable[Any]) -> str:
+    """The same for the same numbers and texts in the same order."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        found.update(repr(part).encode("utf-8", "surrogatepass") + b"\n")
+    return found.hexdigest()
 
 
 def reason(error: OSError) -> str:

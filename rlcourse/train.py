@@ -15,21 +15,13 @@ import torch
 from tqdm import tqdm
 
 from rlcourse.batch import plan_minibatches
-from rlcourse.checkpoint import (
-    bytes_of_checkpoint,
-    checkpoint_to_resume,
-    policy_of_run,
-    restore,
-    save,
-    written_meanwhile,
-)
+from rlcourse.checkpoint import checkpoint_to_resume, policy_of_run, restore, save, try_checkpoint, written_meanwhile
 from rlcourse.collect import Completions, RewardFunction, answer_rewards, collect
 from rlcourse.config import TrainConfig
 from rlcourse.device import find_device, without_cudnn_attention
 from rlcourse.dist import ALONE, OneProcess, share_of, whole
 from rlcourse.distributed.launch import start_world, world_of
 from rlcourse.evaluation import answer_problems, answer_test, summarize, summarize_test
-from rlcourse.files import try_folder
 from rlcourse.interrupts import saved_when_stopped
 from rlcourse.learner import Learner, lr_factor, make_batch, old_logprobs
 from rlcourse.losses import aggregate, kl_estimate, sampler_correction, token_loss, value_loss
@@ -39,9 +31,9 @@ from rlcourse.policy import compile_layers, load_policy
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.runs import RunFolder, new_run, run_to_resume
 from rlcourse.tasks import Task, in_format, task_of
-from rlcourse.tasks.prompts import PromptSampler, short_enough
+from rlcourse.tasks.prompts import PromptSampler, fingerprint, short_enough
 from rlcourse.trial import checkpoint_activations
-from rlcourse.watch import after_step, before_training, check_metrics, rounding
+from rlcourse.watch import after_step, before_training, check_metrics, long_prompts, rounding
 
 SAMPLER_CAP = 2.0  # the largest weight that makes up for a sampler's log-probs
 VALUE_CLIP, VALUE_COEF = 0.2, 0.5  # of PPO
@@ -96,14 +88,15 @@ class TrainingLoop:
     order: PromptSampler  # what the steps train on, in order
     metrics: dict[str, str]  # what an evaluation measures, and its format; the bar shows the first
     value_head: torch.nn.Module | None = None
-    fingerprint: str | None = None  # of the data, where a run could go on with other data
+    fingerprint: str  # of the data
+    base: str | None = None  # digest of the reference's weights, where it is loaded again to go on
 
     def begin(self, run: RunFolder, device: torch.device, checkpoint: Path | None, world: OneProcess = ALONE) -> None:
         """Load the policy, from the checkpoint if there is one, and see that a checkpoint can be written."""
         self.config, self.run, self.device, self.world = run.config, run, device, world
         torch.manual_seed(run.config.seed)
         self.policy = world.load(lambda place: policy_of_run(run.config, place, checkpoint), device)
-        world.first(lambda: try_folder(run.path, "choose another --output", bytes_of_checkpoint(self.policy)))
+        world.first(lambda: try_checkpoint(run.path, self.policy))
         self.step, self.seconds, self.before = 0, 0.0, None
         self.spent = PhaseTimer(device)  # where the run's seconds go
 
@@ -191,7 +184,10 @@ class Trainer(TrainingLoop):
         dtype, longest = getattr(torch, config.dtype), config.max_prompt_tokens + config.max_new_tokens
         engine = make_engine(self.policy, config.engine, dtype, config.compile, longest, config.cache_gb, config.sleep)
         self.engine = world.engine(engine, device)
-        self.order = PromptSampler(short_enough(task.problems("train"), task, self.policy, config), config.seed)
+        kept = short_enough(task.problems("train"), task, self.policy, config)
+        self.run.warn(0, long_prompts(kept, task.problems("train"), config))
+        self.order, self.fingerprint = PromptSampler(kept, config.seed), fingerprint(task, self.policy)
+        self.base = (start or self.policy).loaded if config.needs_reference and not config.lora_rank else None
         rounding(config, engine.exact and self.learner.exact, device)
         self.go_on(checkpoint)
 

@@ -20,6 +20,7 @@ START = 5  # steps that say what lengths and entropy were at the start
 SHORT, SURE = 0.4, 0.05  # shares of the length, and of the entropy, at the start: less is a collapse
 MOST = 0.5  # the share from which "most" is true
 APART = 0.02  # nats per token: rounding in bfloat16 makes less than 0.01 where a model is sure of most tokens
+FEW = 0.2  # share of problems or examples that may be left out without a warning
 LITTLE = 0.9  # share of groups without signal
 SHOWN = 300  # characters of an answer
 
@@ -38,6 +39,22 @@ def rounding(config: TrainConfig, exact: bool, device: torch.device) -> None:
             f"Engine and trainer round differently on {device}: `mismatch_mean` in metrics.jsonl says by how much, and "
             "--sampler-correction token makes up for it."
         )
+
+
+def left_out(kept: int, of: int, what: str, remedy: str) -> Warnings:
+    """Say how many were not kept, and why; a warning if they are many. what: such as "examples, ...", and why."""
+    sentence = f"Left out {of - kept:,} of {of:,} {what}"
+    if of - kept > FEW * of:
+        return {"left_out": f"{sentence}: {remedy}."}
+    if kept < of:
+        tqdm.write(f"{sentence}.")
+    return {}
+
+
+def long_prompts(kept: list[Any], problems: list[Any], config: TrainConfig) -> Warnings:
+    """The problems that are not kept have prompts that are too long."""
+    why = f"training problems, whose prompts have more than {config.max_prompt_tokens} tokens"
+    return left_out(len(kept), len(problems), why, "raise --max-prompt-tokens")
 
 
 def before_training(greedy: list[Answer], groups: list[list[Answer]], config: TrainConfig) -> Warnings:

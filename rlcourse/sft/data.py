@@ -1,6 +1,5 @@
 """What is learned: conversations from a file, a task or the hub, as tokens, those of the answers marked."""
 
-import hashlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,8 +10,9 @@ import torch
 from torch import Tensor
 
 from rlcourse.chat import Messages, write_chats
+from rlcourse.files import digest_of
 from rlcourse.hub import load_rows
-from rlcourse.policy import Policy
+from rlcourse.policy import Policy, positions_of
 from rlcourse.sft.config import SFTConfig, is_task
 from rlcourse.tasks import load_task
 from rlcourse.tasks.jsonl import parse_record, read_each_line
@@ -34,19 +34,18 @@ class Example:
 
 @dataclass(frozen=True)
 class Data:
-    """Examples to learn, examples held out, and how many were left out as longer than `max_length`."""
+    """Examples to learn, examples held out, how many were left out as of more than `limit` tokens, and what to do."""
 
     train: list[Example]
     held_out: list[Example]
     too_long: int
+    limit: int
+    remedy: str
 
     @property
     def fingerprint(self) -> str:
         """The same for the same examples in the same order: a run goes on with the data that it began with."""
-        digest = hashlib.blake2b(digest_size=16)
-        for example in self.train:
-            digest.update(example.ids.numpy().tobytes() + example.learned.numpy().tobytes() + b"|")
-        return digest.hexdigest()
+        return digest_of((example.ids.tolist(), example.learned.tolist()) for example in self.train)
 
 
 def load_data(config: SFTConfig, policy: Policy) -> Data:
@@ -63,11 +62,13 @@ def load_data(config: SFTConfig, policy: Policy) -> Data:
         every = [encode(policy, messages, where) for where, messages in (of_file(file) if file else of_hub(config))]
         chosen = set(random.Random(0).sample(range(len(every)), min(config.eval_examples, len(every) // HELD_OUT)))
         encoded = [[e for i, e in enumerate(every) if (i in chosen) == held_out] for held_out in (False, True)]
-    limit = min(config.max_length, getattr(policy.model.config, "max_position_embeddings", config.max_length))
+    limit, remedy = config.max_length, "raise --max-length"
+    if (positions := positions_of(policy.model)) < limit:
+        limit, remedy = positions, "shorten them, or use a model with more positions"
     kept = [[example for example in part if len(example.ids) <= limit] for part in encoded]
     if not kept[0]:
-        raise ValueError(f"No example of {config.data} has at most {limit} tokens: raise --max-length.")
-    return Data(*kept, too_long=sum(map(len, encoded)) - sum(map(len, kept)))
+        raise ValueError(f"No example of {config.data} has at most {limit} tokens: {remedy}.")
+    return Data(*kept, sum(map(len, encoded)) - sum(map(len, kept)), limit, remedy)
 
 
 def file_of(data: str) -> Path | None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from rlcourse.batch import rows_together
 from rlcourse.checkpoint import checkpoint_to_resume
@@ -25,7 +24,7 @@ from rlcourse.sft.packing import Row, check_packing, pack, plan_rows, summed_los
 from rlcourse.tasks import Answer, load_task
 from rlcourse.tasks.prompts import PromptSampler
 from rlcourse.train import TrainingLoop, update
-from rlcourse.watch import WINDOW, Warnings, cut_off, unreadable
+from rlcourse.watch import WINDOW, Warnings, cut_off, left_out, unreadable
 
 SFT = Kind(SFTConfig, check_settings, check_config)
 KNOWN = 0.01  # nats per token: less from the start on is nothing to learn
@@ -64,8 +63,9 @@ class FineTuning(TrainingLoop):
         self.begin(run, device, checkpoint)
         self.data = load_data(config, self.policy)
         self.fingerprint = self.data.fingerprint
-        if self.data.too_long:
-            tqdm.write(f"{self.data.too_long} examples of more than {config.max_length} tokens were left out.")
+        kept = len(self.data.train) + len(self.data.held_out)
+        why = f"examples, which have more than {self.data.limit:,} tokens"
+        run.warn(0, left_out(kept, kept + self.data.too_long, why, self.data.remedy))
         steps = config.steps or math.ceil(config.epochs * len(self.data.train) / config.batch_size)
         self.config = replace(config, steps=steps)
         if config.packing:

@@ -137,6 +137,9 @@ def test_examples_that_are_too_long_are_left_out_and_counted(policy, tmp_path):
     assert load(policy, data=path, max_length=longest - 1).too_long == 2
     with pytest.raises(ValueError, match=r"No example of .* has at most 3 tokens: raise --max-length"):
         load(policy, data=path, max_length=3)
+    few = make_policy(max_position_embeddings=4)
+    with pytest.raises(ValueError, match=r"has at most 4 tokens: shorten them, or use a model with more positions"):
+        load(few, data=path, max_length=1000)
 
 
 def test_minigsm_is_learned_from_problems_that_rl_does_not_meet(policy, monkeypatch):
