@@ -18,6 +18,11 @@ from rlcourse.tasks import load_task
 from rlcourse.tasks.jsonl import parse_record, read_each_line
 
 PROMPTS, ANSWERS = ("prompt", "question"), ("answer", "completion", "response")  # the keys that a record may have
+PROVENANCE = (  # columns that say where a record is from, and nothing that a model should learn
+    "id", "idx", "index", "uuid", "prompt_id", "source", "dataset", "split", "category", "topic", "subject", "level",
+    "difficulty", "language", "license", "url", "timestamp", "model", "metadata",
+)  # fmt: skip
+EMPTY = None, "", [], {}
 EXPECTED = '{"messages": [{"role": "user", "content": "..."}, ...]} or {"prompt": "...", "answer": "..."}'
 HELD_OUT = 10  # one in so many examples is held out at most
 MINIGSM_PROBLEMS = 4000  # of the split that is kept for demonstrations: RL trains on others
@@ -118,15 +123,16 @@ def of_task(config: SFTConfig, policy: Policy) -> list[list[Example]]:
 
 
 def conversation_of(record: dict[str, Any]) -> Messages:
-    """The conversation in a record: `messages`; or a prompt and an answer, each a text, or as trl has them, messages.
+    """The conversation in a record: `messages`; or a prompt and an answer, each a text, or as trl has them, messages;
+    with a text in `system`, that before them.
 
-    Raises ValueError with one sentence that says what is wrong with it.
+    Raises ValueError with one sentence that says what is wrong with it, or what in it would not be learned.
     """
-    if record.get("messages") is not None:
-        messages = record["messages"]
-    else:
-        prompt = next((record[key] for key in PROMPTS if record.get(key) is not None), None)
-        answer = next((record[key] for key in ANSWERS if record.get(key) is not None), None)
+    record = {key: value for key, value in record.items() if value not in EMPTY and key not in PROVENANCE}
+    messages, system = record.pop("messages", None), record.pop("system", None)
+    if messages is None:
+        prompt = next((record.pop(key) for key in PROMPTS if key in record), None)
+        answer = next((record.pop(key) for key in ANSWERS if key in record), None)
         if prompt is None or answer is None:
             raise ValueError(f"there are no messages, and no prompt with an answer; expected {EXPECTED}.")
         messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
@@ -134,14 +140,21 @@ def conversation_of(record: dict[str, Any]) -> Messages:
             messages = prompt + answer
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ValueError("messages is not a list of objects with role and content.")
+    messages = [{"role": "system", "content": system}] * (system is not None) + messages
     for number, message in enumerate(messages, start=1):
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
             raise ValueError(f"role or content of message {number} is not a text.")
         if message["role"] == "assistant" and not message["content"].strip():
             raise ValueError("an answer is empty.")
+        if more := [key for key, value in message.items() if key not in ("role", "content") and value not in EMPTY]:
+            raise ValueError(f"{more[0]} of message {number} isn't learned: put it into the content, or leave it out.")
     if not any(message["role"] == "assistant" for message in messages):
         raise ValueError('there is no answer: no message has the role "assistant".')
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
+    messages = [{"role": message["role"], "content": message["content"]} for message in messages]
+    for key, value in record.items():
+        if value not in [message["content"] for message in messages]:  # some data sets repeat the question
+            raise ValueError(f"the column {key} isn't learned: put it into the messages, or leave it out.")
+    return messages
 
 
 def encode(policy: Policy, messages: Messages, where: str) -> Example:
