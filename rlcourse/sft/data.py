@@ -15,14 +15,9 @@ from rlcourse.hub import load_rows
 from rlcourse.policy import Policy, positions_of
 from rlcourse.sft.config import SFTConfig, is_task
 from rlcourse.tasks import load_task
-from rlcourse.tasks.jsonl import parse_record, read_each_line
+from rlcourse.tasks.jsonl import EMPTY, meant, parse_record, read_each_line
 
 PROMPTS, ANSWERS = ("prompt", "question"), ("answer", "completion", "response")  # the keys that a record may have
-PROVENANCE = (  # columns that say where a record is from, and nothing that a model should learn
-    "id", "idx", "index", "uuid", "prompt_id", "source", "dataset", "split", "category", "topic", "subject", "level",
-    "difficulty", "language", "license", "url", "timestamp", "model", "metadata",
-)  # fmt: skip
-EMPTY = None, "", [], {}
 EXPECTED = '{"messages": [{"role": "user", "content": "..."}, ...]} or {"prompt": "...", "answer": "..."}'
 HELD_OUT = 10  # one in so many examples is held out at most
 MINIGSM_PROBLEMS = 4000  # of the split that is kept for demonstrations: RL trains on others
@@ -50,7 +45,7 @@ class Data:
     @property
     def fingerprint(self) -> str:
         """The same for the same examples in the same order: a run goes on with the data that it began with."""
-        return digest_of((example.ids.tolist(), example.learned.tolist()) for example in self.train)
+        return digest_of((example.ids.tolist(), example.learned.tolist()) for example in (*self.train, *self.held_out))
 
 
 def load_data(config: SFTConfig, policy: Policy) -> Data:
@@ -128,7 +123,7 @@ def conversation_of(record: dict[str, Any]) -> Messages:
 
     Raises ValueError with one sentence that says what is wrong with it, or what in it would not be learned.
     """
-    record = {key: value for key, value in record.items() if value not in EMPTY and key not in PROVENANCE}
+    record = meant(record)
     messages, system = record.pop("messages", None), record.pop("system", None)
     if messages is None:
         prompt = next((record.pop(key) for key in PROMPTS if key in record), None)

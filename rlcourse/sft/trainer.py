@@ -22,7 +22,7 @@ from rlcourse.sft.config import SFTConfig, check_config, check_settings
 from rlcourse.sft.data import Example, load_data
 from rlcourse.sft.packing import Row, check_packing, pack, plan_rows, summed_loss, tokens_of
 from rlcourse.tasks import Answer, load_task
-from rlcourse.tasks.prompts import PromptSampler
+from rlcourse.tasks.prompts import PromptSampler, fingerprint
 from rlcourse.train import TrainingLoop, update
 from rlcourse.watch import WINDOW, Warnings, cut_off, left_out, unreadable
 
@@ -83,6 +83,7 @@ class FineTuning(TrainingLoop):
             return
         self.task = load_task(config.evaluated_task)
         self.metrics = self.task.metrics
+        self.fingerprint += fingerprint(self.task, self.policy)
         self.problems = self.task.problems("validation")[: config.eval_problems]
         dtype = getattr(torch, config.dtype)
         self.engine = make_engine(self.policy, config.engine, dtype, config.compile, sleeps=True)
