@@ -76,6 +76,7 @@ def test_the_question_that_is_asked_counts_and_none_of_an_example():
         "turns": ([*turns, ("user", short.question)], short),
         "one turn": ([("user", f"Q: {long.question}\nA: 12\nQ: {short.question}\nA:")], short),
         "an unknown question behind turns": ([*turns, ("user", "How many has Bob?")], None),
+        "an earlier turn": ([("user", short.question), ("assistant", "Hm."), ("user", "Try again.")], None),
         "an unknown question in one turn": ([("user", f"Q: {short.question}\nA: 7\nQ: Add 5 and 5.\nA:")], None),
         "a question about the answer": ([("user", f"{short.question} And Bob?")], None),
         "another number": ([("user", "What is 11+1?")], None),
