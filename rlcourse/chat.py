@@ -15,7 +15,8 @@ Messages = list[dict[str, str]]  # a conversation: role and content of each turn
 DATE = datetime.date(2024, 7, 26)  # every day's prompts are those of this day
 # Qwen3 answers at once; some templates write the date, which else would be today's. Others ignore the words.
 TEMPLATE = {"enable_thinking": False, "date_string": DATE.strftime("%d %b %Y")}
-TODAY = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
+TODAY = re.compile(r"strftime_now\s*\(\s*(['\"])(.*?)\1\s*\)")
+TODAY_SOMEHOW = re.compile(r"strftime_now(?!\s+is\s+(?:not\s+)?defined)")
 ASKED, ANSWERED = "1+1?", "It is 2."
 
 
@@ -53,7 +54,7 @@ def write_chats(tokenizer: PreTrainedTokenizerBase, chats: list[Messages], open_
 def apply_template(tokenizer: PreTrainedTokenizerBase, chats: list[Messages], open_turn: bool) -> list[str]:
     """Each chat as the template writes it on `DATE`."""
     frozen = TODAY.sub(lambda call: repr(DATE.strftime(call[2])), tokenizer.get_chat_template())
-    if "strftime_now(" in frozen:
+    if TODAY_SOMEHOW.search(frozen):
         raise ValueError("it asks for today's date in a format that is not written there")
     options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": open_turn, "chat_template": frozen}
     return tokenizer.apply_chat_template(chats, **options, **TEMPLATE)

@@ -13,18 +13,30 @@ from typing import Any
 import torch
 
 from rlcourse.dist import local_tensor
-from rlcourse.files import new_folder, reason
+from rlcourse.files import digest_of, new_folder, reason, try_folder
 from rlcourse.lora import ALL_LINEAR, ALPHA, add_adapter, has_adapter, load_adapter, save_adapter
-from rlcourse.policy import Policy, load_policy
+from rlcourse.policy import Policy, digest, load_policy
 from rlcourse.runs import RunFolder
+from rlcourse.trial import PROBES
 
 FULL = 1_000_000  # bytes: with less, a disk is full
 KEPT = 2  # checkpoints that stay; older ones are deleted
 
 
-def bytes_of_checkpoint(policy: Policy) -> int:
-    """Bytes of weights and two moments. Without room for one checkpoint a run would end with nothing."""
-    return 12 * sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
+def try_checkpoint(run_folder: Path, policy: Policy) -> None:
+    """Raise OSError if there is no room for one checkpoint, weights and two moments: a run would end with nothing."""
+    try_folder(
+        run_folder, "choose another --output", 12 * sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
+    )
+
+
+def belongs_to(training: Any, model: str) -> dict[str, str | None]:
+    """Digests of what a run must go on with, by name. model: that of the weights, an adapter's base included."""
+    tokenizer = training.policy.tokenizer
+    tokens = tokenizer([*PROBES], add_special_tokens=False)["input_ids"]
+    words = digest_of([tokenizer.chat_template, training.policy.eos_ids, tokens])
+    named = {"tokenizer or chat template": words, "data": training.fingerprint, "base model": training.base}
+    return named | {"saved model or its base": model}
 
 
 def save(training: Any) -> None:
@@ -44,7 +56,6 @@ def saving_in_background(training: Any) -> Iterator[None]:
         "value_head": head and head.state_dict(),
         "random": random_state(training.device),
         "sampled": training.order.position,
-        "data": training.fingerprint,
         "seconds": training.seconds,
         "spent": dict(training.spent.seconds),
         "before": training.before,
@@ -53,6 +64,7 @@ def saving_in_background(training: Any) -> Iterator[None]:
     with ThreadPoolExecutor(1) as aside:
         writing = None
         if training.world.rank == 0:  # the others have the same
+            state["belongs_to"] = belongs_to(training, digest(policy.model))
             writing = aside.submit(save_checkpoint, training.run.path, training.step, policy, state)
         busy = time.perf_counter()
         yield
@@ -74,7 +86,7 @@ def restore(training: Any) -> None:
         if training.value_head is not None:
             training.value_head.load_state_dict(state["value_head"])
         training.order.position = state["sampled"]
-        data = state["data"]
+        had = state["belongs_to"]
         training.spent.seconds |= state["spent"]
         set_random_state(state["random"], training.device)
         numbers = (training.step, int), (training.order.position, int), (training.seconds, float)
@@ -88,9 +100,9 @@ def restore(training: Any) -> None:
         check_finite(training.policy, {"optimizer": optimizer.state_dict()})
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError):
         raise damaged(checkpoint, "trainer.pt does not fit the model and the run") from None
-    if data != training.fingerprint:
-        folder = training.run.path
-        raise ValueError(f"{training.config.data} is not the data that {folder} began with: start a new run.")
+    for what, now in belongs_to(training, training.policy.loaded).items():
+        if now != had.get(what):
+            raise ValueError(f"The {what} is not what {training.run.path} had: bring that back, or start a new run.")
 
 
 def save_checkpoint(run_folder: Path, step: int, policy: Policy, state: dict[str, Any]) -> Path:
@@ -177,6 +189,7 @@ def policy_of_run(config: Any, device: torch.device, checkpoint: Path | None = N
         return policy
     try:
         load_adapter(policy.model, checkpoint)
+        policy.loaded = digest(policy.model)
     except (ValueError, FileNotFoundError) as error:
         raise damaged(checkpoint, str(error).rpartition(": ")[0]) from error
     return policy

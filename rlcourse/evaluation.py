@@ -11,7 +11,7 @@ from rlcourse.config import TrainConfig
 from rlcourse.device import find_device, without_cudnn_attention
 from rlcourse.dist import ALONE, OneProcess
 from rlcourse.distributed import check_launch, start_world
-from rlcourse.policy import Policy, load_policy
+from rlcourse.policy import Policy, check_positions, load_policy
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.sampling import GREEDY, Sampling
 from rlcourse.tasks import Answer, Problem, Task, mean_metrics, prompts_of, task_of
@@ -29,16 +29,18 @@ def answer_problems(
     sampling: Sampling = GREEDY,
     num_generations: int = 1,
     progress: str | None = None,
+    seed: int = 0,
 ) -> list[list[Answer]]:
     """`num_generations` answers to each problem, in the order of `problems`.
 
-    Sampling draws from a random state of its own, so an evaluation never changes the training that follows.
-    progress: the label of a progress bar; None for no bar. Raises ValueError if there are no problems, RuntimeError if
-    probabilities are not finite.
+    Sampling draws from a random state of its own, begun with `seed`, so an evaluation never changes the training that
+    follows. progress: the label of a progress bar; None for no bar. Raises ValueError if there are no problems, or too
+    few positions for one of them; RuntimeError if probabilities are not finite.
     """
     if not problems:
         raise ValueError("There are no problems to answer.")
     prompts = prompts_of(task, problems, policy)
+    check_positions(policy.model, max(map(len, prompts)) + max_new_tokens)  # the longest would come last
     order = sorted(range(len(problems)), key=lambda i: len(prompts[i]))  # so that there is little padding
     batches = math.ceil(len(problems) / max(1, BATCH_ROWS // num_generations))
     size = math.ceil(len(problems) / batches)
@@ -46,7 +48,7 @@ def answer_problems(
     devices = [policy.device] if policy.device.type == "cuda" else []
     bar = tqdm(total=len(problems), desc=progress, unit="problem", leave=False, disable=progress is None)
     with torch.random.fork_rng(devices), without_cudnn_attention(), bar:
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         for start in range(0, len(order), size):
             batch = order[start : start + size]
             # All batches have the same number of rows: one CUDA graph serves all.
@@ -72,6 +74,7 @@ def answer_test(
         return greedy, []
     few = problems[:PASS_K_PROBLEMS]
     settings = {"sampling": config.sampling, "num_generations": config.pass_k, "progress": f"pass@k {when}".strip()}
+    settings["seed"] = config.seed
     return greedy, answer_problems(policy, engine, task, few, config.max_new_tokens, **settings)
 
 
@@ -101,7 +104,7 @@ def sample(config: TrainConfig, count: int, greedy: bool) -> list[Answer]:
     policy, engine, task = load_all(config)
     problems = task.problems("test")[:count]
     sampling = GREEDY if greedy else config.sampling
-    answers = answer_problems(policy, engine, task, problems, config.max_new_tokens, sampling)
+    answers = answer_problems(policy, engine, task, problems, config.max_new_tokens, sampling, seed=config.seed)
     return [answer for (answer,) in answers]
 
 

@@ -6,11 +6,12 @@ leaves half a file: it writes to `NAME.writing`, which a kill may leave and the 
 written to later is tried first.
 """
 
+import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,14 @@ def try_file(path: Path, remedy: str, *inputs: Path) -> None:
             path.unlink()
     except OSError as error:
         raise OSError(f"{path} cannot be written ({reason(error)}): {remedy}.") from None
+
+
+def digest_of(parts: Iterable[Any]) -> str:
+    """The same for the same numbers and texts in the same order."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        found.update(repr(part).encode("utf-8", "surrogatepass") + b"\n")
+    return found.hexdigest()
 
 
 def reason(error: OSError) -> str:

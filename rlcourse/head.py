@@ -18,6 +18,12 @@ from rlcourse.sampling import Sampling, sampling_logits
 OWN_LOGITS = "own_logits"  # the attribute of a model whose logits are more than hidden states times head
 
 
+def trunk_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The model without its head: its last hidden states are [rows, W, d]."""
+    found = model.get_decoder()
+    return found if isinstance(found, PreTrainedModel) else model.base_model  # ModernBERT calls its head `decoder`
+
+
 def logprobs_and_states(
     model: PreTrainedModel,
     pick: Callable[[Tensor], Tensor],
@@ -33,11 +39,11 @@ def logprobs_and_states(
     chunks; those of a model that `try_model` has found to compute more are its own, all at once.
     """
     if not getattr(model, OWN_LOGITS, False):
-        states = model.get_decoder()(**inputs, use_cache=False).last_hidden_state
+        states = trunk_of(model)(**inputs, use_cache=False).last_hidden_state
         head = model.get_output_embeddings().weight
         return chunked_logprobs(pick(states), head, targets, sampling, chunk, compile), states
     found: list[Tensor] = []
-    with model.get_decoder().register_forward_hook(lambda module, given, output: found.append(output[0])):
+    with trunk_of(model).register_forward_hook(lambda module, given, output: found.append(output[0])):
         logits = model(**inputs, use_cache=False).logits
     return _of_logits(pick(logits), targets, sampling), found[-1]
 

@@ -61,9 +61,11 @@ class LLM:
         prompts: the question of a chat, or token ids as they are. sampling: temperature 1, nothing left out, if not
         given. Raises ValueError for prompts that are empty or do not fit, RuntimeError if probabilities are not finite.
         """
+        if isinstance(prompts, str) or not all(isinstance(prompt, str | list | tuple) for prompt in prompts):
+            raise ValueError("prompts is a list of questions, or of lists of token ids: put a single one in brackets.")
         ids = [self.policy.prompt(prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
         entries = self.policy.model.get_input_embeddings().num_embeddings
-        if not ids or not all(prompt and all(0 <= token < entries for token in prompt) for prompt in ids):
+        if not ids or not all(some and all(isinstance(t, int) and 0 <= t < entries for t in some) for some in ids):
             raise ValueError(
                 f"Every prompt needs a token, and every token an id from 0 to {entries - 1}: check the prompts."
             )

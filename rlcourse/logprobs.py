@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from rlcourse.batch import Rollout
 from rlcourse.device import autocast
-from rlcourse.head import chunked_logprobs, logprobs_and_states  # noqa: F401 (lesson 12 imports the first from here)
+from rlcourse.head import chunked_logprobs, logprobs_and_states, trunk_of  # noqa: F401 (lesson 12 imports the first from here)
 from rlcourse.lora import without_adapter
 from rlcourse.sampling import Sampling
 
@@ -61,7 +61,7 @@ def token_logprobs(
 
 def hidden_states(model: PreTrainedModel, rollout: Rollout) -> Tensor:
     """The model's last hidden state BEFORE each completion token, from which that token is predicted: [rows, T, d]."""
-    states = model.get_decoder()(input_ids=padded_ids(rollout), use_cache=False).last_hidden_state
+    states = trunk_of(model)(input_ids=padded_ids(rollout), use_cache=False).last_hidden_state
     return before_each_token(states, rollout)
 
 

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from rlcourse.dist import full_tensor, is_sharded
 from rlcourse.files import read_json
+from rlcourse.head import trunk_of
 from rlcourse.trial import silence
 
 ALL_LINEAR = "all-linear"
@@ -56,7 +57,7 @@ def add_adapter(model: PreTrainedModel, base: str, rank: int, alpha: float, targ
 
 def linear_layers(model: PreTrainedModel) -> list[str]:
     """The names of the linear layers below the output head, such as q_proj, in the order of a layer."""
-    linear = (name for name, module in model.get_decoder().named_modules() if isinstance(module, nn.Linear))
+    linear = (name for name, module in trunk_of(model).named_modules() if isinstance(module, nn.Linear))
     return list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
 
 

@@ -96,6 +96,9 @@ def loaded(kind: type, path: str, folder: Path | None, **options) -> Any:
                 f"{path} is not a folder here, and its {what} cannot be fetched from the hub: check the name and the "
                 "network."
             ) from error
+        if "Unrecognized configuration class" in str(error):
+            why = "AutoModelForCausalLM doesn't know the type in its config.json"
+            raise ValueError(f"The {what} in {path} cannot be used ({why}): use another one.") from error
         raise ValueError(f"The {what} in {path} cannot be read ({first_line(error)}): {COPY_AGAIN}.") from error
 
 

@@ -1,8 +1,9 @@
 """The policy: a causal language model with its tokenizer, how a question becomes a prompt, and PPO's value head."""
 
 import copy
+import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -20,22 +21,28 @@ from transformers.utils import logging as transformers_logging
 from rlcourse.chat import ends_of, template_end, write_chats
 from rlcourse.dist import is_sharded
 from rlcourse.files import read_bytes
+from rlcourse.head import trunk_of
 from rlcourse.lora import base_of, is_adapter, load_merged, merge
 from rlcourse.model_files import COPY_AGAIN, check_model_files, check_template, first_line, load_tokenizer, loaded
 from rlcourse.paths import model_folder
+from rlcourse.settings import MANY
 from rlcourse.trial import ORDINARY, try_model
+
+LOOKED_AT = 64  # numbers of a weight: training changes nearly all of them
 
 transformers_logging.disable_progress_bar()  # loading and saving would draw bars among ours
 
 
 @dataclass
 class Policy:
-    """A causal LM in float32, its tokenizer, and the token ids that end and pad a completion."""
+    """A causal LM in float32, its tokenizer, the token ids that end and pad a completion, and the `digest` of the
+    weights that were loaded, if they were."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     eos_ids: list[int]
     pad_id: int
+    loaded: str = ""
 
     @property
     def device(self) -> torch.device:
@@ -97,7 +104,7 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
     if folder is not None and is_adapter(folder):
         policy = load_policy(base_of(folder), device)
         load_merged(policy.model, folder)
-        return with_words_of(folder, policy)
+        return replace(with_words_of(folder, policy), loaded=digest(policy.model))
     path = name if folder is None else str(folder)
     if folder is not None:
         check_model_files(folder)
@@ -119,7 +126,7 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
         try_model(policy.model, tokenizer(ORDINARY, add_special_tokens=False)["input_ids"], policy.pad_id)
     except Exception as error:
         raise ValueError(f"The model in {path} cannot be used ({first_line(error)}): use another one.") from error
-    return policy
+    return replace(policy, loaded=digest(policy.model))
 
 
 def policy_of(
@@ -150,10 +157,25 @@ def with_words_of(folder: Path, policy: Policy) -> Policy:
     return policy_of(policy.model, tokenizer, named, str(folder))
 
 
+def digest(model: PreTrainedModel) -> str:
+    """The same for the same weights, an adapter's included, on any device. It looks at `LOOKED_AT` numbers of each."""
+    found = hashlib.blake2b(digest_size=16)
+    for parameter in model.parameters():
+        flat = parameter.detach().flatten()
+        found.update(flat[:: max(1, len(flat) // LOOKED_AT)].float().cpu().numpy().tobytes())
+    return found.hexdigest()
+
+
+def positions_of(model: PreTrainedModel) -> int:
+    """The tokens that the model reads at most, prompt and completion together; many if its config has no limit."""
+    config = model.config.get_text_config()
+    found = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    return found if found and found > 0 else MANY
+
+
 def check_positions(model: PreTrainedModel, tokens: int) -> None:
     """Raise ValueError if the model has fewer positions than `tokens`, those of a prompt and its completion."""
-    positions = getattr(model.config, "max_position_embeddings", None)
-    if positions is not None and tokens > positions:
+    if tokens > (positions := positions_of(model)):
         raise ValueError(
             f"A prompt and its completion of {tokens:,} tokens exceed the model's {positions:,} positions: lower "
             "max_prompt_tokens or max_new_tokens."
@@ -194,8 +216,18 @@ def empty_copy(model: PreTrainedModel, dtype: torch.dtype, device: torch.device)
 
 def compile_layers(model: PreTrainedModel) -> None:
     """Compile each layer's forward and backward pass. All layers share one compiled code, made at the first call."""
-    for layer in model.get_decoder().layers:
+    for layer in layers_of(model):
         layer.compile(dynamic=True)  # the length of a micro-batch changes from step to step
+
+
+def layers_of(model: PreTrainedModel) -> nn.ModuleList:
+    """The model's layers, which are called `layers`, `h`, `blocks` and more. Raises ValueError if there are none."""
+    lists = [module for module in trunk_of(model).modules() if isinstance(module, nn.ModuleList)]
+    kind, count = model.config.model_type, model.config.get_text_config().num_hidden_layers
+    found = next((some for some in lists if len(some) == count), None)
+    if found is None:
+        raise ValueError(f"A model of the type {kind} has no list of {count} layers: leave out --compile and --shard.")
+    return found
 
 
 class ValueHead(nn.Module):

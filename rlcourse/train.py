@@ -14,14 +14,13 @@ import torch
 from tqdm import tqdm
 
 from rlcourse.batch import plan_minibatches
-from rlcourse.checkpoint import at_checkpoint, bytes_of_checkpoint, policy_of_run, restore, save, saving_in_background
+from rlcourse.checkpoint import at_checkpoint, policy_of_run, restore, save, saving_in_background, try_checkpoint
 from rlcourse.collect import Completions, RewardFunction, answer_rewards, collect
 from rlcourse.config import TrainConfig
 from rlcourse.device import without_cudnn_attention
 from rlcourse.dist import ALONE, OneProcess, full_tensor, share_of
 from rlcourse.distributed import launch
 from rlcourse.evaluation import answer_problems, answer_test, summarize, summarize_test
-from rlcourse.files import try_folder
 from rlcourse.interrupts import saved_when_stopped
 from rlcourse.learner import Learner, lr_factor, make_batch, old_logprobs
 from rlcourse.losses import aggregate, kl_estimate, sampler_correction, token_loss, value_loss
@@ -31,9 +30,9 @@ from rlcourse.policy import compile_layers, load_policy
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.runs import RunFolder, new_run, run_to_resume
 from rlcourse.tasks import Task, in_format, task_of
-from rlcourse.tasks.prompts import PromptSampler, short_enough
+from rlcourse.tasks.prompts import PromptSampler, fingerprint, short_enough
 from rlcourse.trial import checkpoint_activations
-from rlcourse.watch import after_step, before_training, check_metrics, warn_of_mismatch
+from rlcourse.watch import after_step, before_training, check_metrics, long_prompts, warn_of_mismatch
 
 SAMPLER_CAP = 2.0  # the largest weight that makes up for a sampler's log-probs
 VALUE_CLIP, VALUE_COEF = 0.2, 0.5  # of PPO
@@ -79,14 +78,15 @@ class TrainingLoop:
     order: PromptSampler  # what the steps train on, in order
     metrics: dict[str, str]  # what an evaluation measures, and its format; the bar shows the first
     value_head: torch.nn.Module | None = None
-    fingerprint: str | None = None  # of the data, where a run could go on with other data
+    fingerprint: str  # of the data
+    base: str | None = None  # digest of the reference's weights, where it is loaded again to go on
 
     def setup(self, run: RunFolder, device: torch.device, world: OneProcess = ALONE) -> None:
         """Load the policy, from the run's checkpoint if it has one, and see that another can be written."""
         self.config, self.run, self.device, self.world = run.config, run, device, world
         torch.manual_seed(run.config.seed)
         self.policy = world.load(lambda place: policy_of_run(run.config, place, run.checkpoint), device)
-        try_folder(run.path, "choose another --output", bytes_of_checkpoint(self.policy))
+        try_checkpoint(run.path, self.policy)
         self.step, self.seconds, self.before = 0, 0.0, None
         self.spent = PhaseTimer(device)  # where the run's seconds go
 
@@ -174,7 +174,10 @@ class Trainer(TrainingLoop):
             check_memory(share_of(config, world.size), self.policy.model.config, device, world.size)
         engine = make_engine(self.policy, config.engine, dtype, config.compile, longest, config.cache_gb, config.sleep)
         self.engine, self.task, self.judged = world.shared(engine, task, judged)
-        self.order = PromptSampler(short_enough(task.problems("train"), task, self.policy, config), config.seed)
+        kept = short_enough(task.problems("train"), task, self.policy, config)
+        self.run.warn(0, long_prompts(kept, task.problems("train"), config))
+        self.order, self.fingerprint = PromptSampler(kept, config.seed), fingerprint(task, self.policy)
+        self.base = (start or self.policy).loaded if config.needs_reference and not config.lora_rank else None
         warn_of_mismatch(config, engine.exact and self.learner.exact, device)
         self.start()
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlcourse.head import OWN_LOGITS, logprobs_and_states
+from rlcourse.head import OWN_LOGITS, logprobs_and_states, trunk_of
 from rlcourse.sampling import Sampling
 
 ORDINARY = "Tom has 12 apples and buys 7 more. How many apples does he have?"
@@ -141,7 +141,7 @@ def loud(model: PreTrainedModel) -> Iterator[None]:
         factor[:] = factor or [LOUD / (states[0] @ head.weight.T).abs().max().clamp(min=1e-9)]
         output["last_hidden_state"] = states * factor[0]
 
-    decoder = model.get_decoder()
+    decoder = trunk_of(model)
     with nullcontext() if decoder is model else decoder.register_forward_hook(scale):
         yield
 

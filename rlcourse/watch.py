@@ -20,7 +20,9 @@ START = 5  # steps that say what lengths and entropy were at the start
 SHORT, SURE = 0.4, 0.05  # shares of the length, and of the entropy, at the start: less is a collapse
 MOST = 0.5  # the share from which "most" is true
 APART = 0.02  # nats per token: rounding in bfloat16 makes less than 0.01 where a model is sure of most tokens
+FEW = 0.2  # share of problems or examples that may be left out without a warning
 LITTLE = 0.9  # share of groups without signal
+LARGEST = 1e15  # of rewards: their squares overflow float32 beyond 1e19
 SHOWN = 300  # characters of an answer
 
 GROUPED = ("leave_one_out", "group_centered", "group_normalized")
@@ -38,6 +40,22 @@ def warn_of_mismatch(config: TrainConfig, exact: bool, device: torch.device) -> 
             f"Engine and trainer round differently on {device}: `mismatch_mean` in metrics.jsonl says by how much, and "
             "--sampler-correction token makes up for it."
         )
+
+
+def left_out(kept: int, of: int, what: str, remedy: str) -> Warnings:
+    """Say how many were not kept, and why; a warning if they are many. what: such as "examples, ...", and why."""
+    sentence = f"Left out {of - kept:,} of {of:,} {what}"
+    if of - kept > FEW * of:
+        return {"left_out": f"{sentence}: {remedy}."}
+    if kept < of:
+        say(f"{sentence}.")
+    return {}
+
+
+def long_prompts(kept: list[Any], problems: list[Any], config: TrainConfig) -> Warnings:
+    """The problems that are not kept have prompts that are too long."""
+    why = f"training problems, whose prompts have more than {config.max_prompt_tokens} tokens"
+    return left_out(len(kept), len(problems), why, "raise --max-prompt-tokens")
 
 
 def before_training(greedy: list[Answer], groups: list[list[Answer]], config: TrainConfig) -> Warnings:
@@ -192,13 +210,21 @@ def collapse(steps: list[dict[str, Any]], answers: list[Answer]) -> Warnings:
 
 
 def check_rewards(rewards: torch.Tensor, answers: list[Answer], task: str) -> None:
-    """Raise ValueError, before anything is learned, if a reward is not finite."""
-    bad = (~rewards.isfinite()).nonzero().flatten().tolist()
-    if bad:
-        raise ValueError(
-            f"The judge of task {task} gave {len(bad)} of {len(answers)} answers a reward that is not finite "
-            f"({rewards[bad[0]].item()}): fix the judge. The first was {quoted(answers[bad[0]])}"
-        )
+    """Raise ValueError, before anything is learned, if a reward or a metric is not finite, or a reward so large that
+    its square is not."""
+    for what, values in (("reward", rewards), *metrics_of(answers)):
+        bad = (~(values.abs() < LARGEST)).nonzero().flatten().tolist()
+        if bad:
+            raise ValueError(
+                f"The judge of task {task} gave {len(bad)} of {len(answers)} answers a {what} that is not finite or "
+                f"far too large ({values[bad[0]].item()}): fix the judge. The first was {quoted(answers[bad[0]])}"
+            )
+
+
+def metrics_of(answers: list[Answer]) -> Iterable[tuple[str, torch.Tensor]]:
+    """Each metric with its values, 0 where there is none."""
+    for name in answers[0].verdict.metrics:
+        yield name, torch.tensor([float(answer.verdict.metrics[name] or 0) for answer in answers])
 
 
 def check_metrics(metrics: dict[str, Any]) -> None:

@@ -69,14 +69,15 @@ def test_without_a_system_role_the_instruction_comes_before_the_question(templat
     assert policy.tokenizer.decode(learned.ids) == prompt + "2<|im_end|>"
 
 
-@pytest.mark.parametrize("date", ["strftime_now('%d %b %Y')", 'strftime_now( "%d %b %Y" )', "date_string"])
+@pytest.mark.parametrize("date", ["strftime_now('%d %b %Y')", 'strftime_now ( "%d %b %Y" )', "date_string"])
 def test_a_template_with_the_date_writes_the_same_one_every_day(date):
     policy = policy_with("{{ messages[0].content }} on {{ DATE }}".replace("DATE", date))
     assert policy.tokenizer.decode(policy.prompt("1+1?")) == "1+1? on 26 Jul 2024" == f"1+1? on {DATE:%d %b %Y}"
 
 
-def test_a_date_that_cannot_be_frozen_is_refused():
-    policy = policy_with("{% set form = '%d' %}{{ messages[0].content + strftime_now(form) }}")
+@pytest.mark.parametrize("ask", ["{% set form = '%d' %}{% set d = strftime_now(form) %}", "{% set t = strftime_now %}"])
+def test_a_date_that_cannot_be_frozen_is_refused(ask):
+    policy = policy_with(f"{{% if strftime_now is defined %}}{ask}{{% endif %}}{{{{ messages[0].content }}}}")
     with pytest.raises(ValueError, match=r"asks for today's date in a format that is not written there"):
         policy.prompt("1+1?")
 

@@ -6,10 +6,11 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
-from toy import assert_same_run, at_step, end_of, folder, fork, lines, tiny, use_the_toy, whole_run  # noqa: F401
+from toy import TOY, assert_same_run, at_step, end_of, folder, fork, lines, tiny, use_the_toy, whole_run  # noqa: F401
 from typer.testing import CliRunner
 
 from rlcourse import cli, cli_errors, files, interrupts
@@ -17,6 +18,7 @@ from rlcourse import train as trainer
 from rlcourse.checkpoint import latest_checkpoint, load_state
 from rlcourse.config import make_config
 from rlcourse.policy import load_policy
+from rlcourse.tasks import Problem
 from rlcourse.train import resume, train
 
 
@@ -251,6 +253,53 @@ def test_a_training_state_that_does_not_fit_is_named(change, run):
     CHANGES[change](state)
     torch.save(state, latest_checkpoint(run) / "trainer.pt")
     assert "is damaged (trainer.pt does not fit the model and the run): delete that folder" in refusal(run)
+
+
+def with_problems(change):
+    return lambda patch, run, tiny: patch.setattr(trainer, "task_of", lambda config: replace(TOY, **change(TOY)))
+
+
+def add_to_the_weights(folder) -> None:
+    policy = load_policy(str(folder))
+    with torch.no_grad():
+        policy.model.get_input_embeddings().weight[::2] += 0.1
+    policy.model.save_pretrained(folder)
+
+
+OTHERS = {
+    "a problem less": (with_problems(lambda toy: {"train": toy.train[:-1]}), "data"),
+    "another order": (with_problems(lambda toy: {"train": toy.train[::-1]}), "data"),
+    "another gold answer of a test": (
+        with_problems(lambda toy: {"test": [*toy.test[:-1], Problem("34", "", "1", 0)]}),
+        "data",
+    ),
+    "another instruction": (with_problems(lambda toy: {"instruction": "Count."}), "data"),
+    "another template": (
+        lambda patch, run, tiny: (latest_checkpoint(run) / "chat_template.jinja").write_text(
+            "{{ messages[0].content }}"
+        ),
+        "tokenizer or chat template",
+    ),
+    "other weights": (lambda patch, run, tiny: add_to_the_weights(latest_checkpoint(run)), "saved model or its base"),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_run_does_not_go_on_with_something_else(what, run, tiny, monkeypatch):
+    change, name = OTHERS[what]
+    change(monkeypatch, run, tiny)
+    assert refusal(run) == f"The {name} is not what {run} had: bring that back, or start a new run."
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({"lora_rank": 2}, "saved model or its base"), ({"algorithm": "grpo", "kl_coef": 0.1}, "base model")],
+)
+def test_a_run_does_not_go_on_with_another_base(options, name, folder, tiny, tmp_path):
+    base = shutil.copytree(folder, tmp_path / "base")
+    train(make_config(**tiny | options | {"model": str(base), "steps": 1, "eval_every": 0, "pass_k": 0}))
+    add_to_the_weights(base)
+    assert f"The {name} is not what" in refusal(tmp_path / "run", steps=2)
 
 
 @pytest.mark.parametrize("how", ["missing", "cut"])

@@ -5,7 +5,7 @@ from statistics import mean
 
 import pytest
 import torch
-from policies import DEVICE, rollout_of
+from policies import DEVICE, make_policy, rollout_of
 
 from rlcourse import evaluation
 from rlcourse.config import make_config
@@ -31,7 +31,7 @@ TASK = MathTask("numbers", "Count.", [], [], PROBLEMS)
 class NumberPolicy:
     """The prompt of problem n is n, some times over; token n reads `#### n`."""
 
-    device = torch.device(DEVICE)
+    device, model = torch.device(DEVICE), make_policy().model
 
     def prompt(self, question, instruction=""):
         assert instruction == "Count."
@@ -93,6 +93,21 @@ def test_probabilities_that_are_not_finite_are_no_answers(policy):
     engine = TorchEngine(policy)
     with pytest.raises(RuntimeError, match="The model's probabilities are not finite"):
         answer_problems(policy, engine, TASK, [Problem("What?", "", "1")], 3)
+
+
+def test_the_seed_decides_the_samples_of_an_evaluation():
+    engine = NumberEngine()
+    for seed in (0, 1, 0):
+        evaluated(NumberPolicy(), engine, TASK, make_config(seed=seed, pass_k=2))
+    (_, first), (_, other), (_, again) = (engine.drawn[i : i + 2] for i in (0, 2, 4))
+    assert torch.equal(first[0], again[0]) and not torch.equal(first[0], other[0])
+
+
+def test_an_answer_that_may_exceed_the_positions_is_refused_before_anything_is_answered():
+    engine = NumberEngine()
+    with pytest.raises(ValueError, match=r"A prompt and its completion of \d+ tokens exceed the model's 256 positions"):
+        answer_problems(NumberPolicy(), engine, TASK, PROBLEMS, 255)
+    assert not engine.calls
 
 
 def test_an_evaluation_does_not_change_the_random_state_and_is_the_same_each_time():

@@ -53,6 +53,9 @@ def test_it_sleeps_between_calls_and_the_seed_decides(folder):
         (([[5], [100_000]],), "an id from 0 to "),
         (([[5]], None, 4, 0), "at least 1"),
         (([[5]], None, 100_000), "positions"),
+        (("What is 1+1?",), "prompts is a list of questions"),
+        (([5, 9, 40],), "put a single one in brackets"),
+        (([["What?"]],), "Every prompt needs a token"),
     ],
 )
 def test_what_cannot_be_generated_is_refused_in_a_sentence(folder, arguments, sentence):

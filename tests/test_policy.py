@@ -62,6 +62,11 @@ def test_every_broken_file_of_a_model_is_refused(file, how, folder):
     [
         ("config.json", {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}, "missing: model.layers.2"),
         ("config.json", {"num_hidden_layers": 1, "layer_types": ["full_attention"]}, "unexpected: model.layers.1"),
+        (
+            "config.json",
+            {"model_type": "vit"},
+            "(AutoModelForCausalLM doesn't know the type in its config.json)",
+        ),
         ("config.json", {"hidden_size": 10**9}, "has hidden_size 1000000000, its weights have less"),
         ("config.json", {"intermediate_size": 96}, "do not fit its config.json (mismatched: model.layers."),
         ("config.json", {"tie_word_embeddings": False}, "missing: lm_head.weight"),

@@ -255,6 +255,8 @@ def test_long_prompts_are_left_out(tiny, tmp_path):
     train(make_config(**tiny | {"max_prompt_tokens": limit, "steps": 4, "eval_every": 0, "pass_k": 0}))
     asked = {line["question"] for line in lines(tmp_path / "run")["samples"]}
     assert asked == {p.question for p, n in zip(TOY.train, lengths, strict=True) if n <= limit}
+    why = f"Left out 6 of 9 training problems, whose prompts have more than {limit} tokens: raise --max-prompt-tokens."
+    assert read_lines(tmp_path / "run" / "warnings.jsonl")[0] == {"step": 0, "kind": "left_out", "text": why}
 
 
 @pytest.mark.parametrize(

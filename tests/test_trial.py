@@ -9,9 +9,10 @@ from policies import make_policy
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2LMHeadModel, PreTrainedModel
 
+from rlcourse.head import trunk_of
 from rlcourse.logprobs import hidden_states, token_logprobs
 from rlcourse.paths import model_folder
-from rlcourse.policy import Policy, load_policy
+from rlcourse.policy import Policy, compile_layers, layers_of, load_policy
 from rlcourse.rollout.hf import HFEngine
 from rlcourse.sampling import Sampling
 from rlcourse.sft.data import Example
@@ -28,6 +29,7 @@ MORE = {  # a head that does more than a product
     "gemma2": {"final_logit_softcapping": 30.0},
     "phi": {},  # a bias of zero that would learn
     "nanochat": {},
+    "modernbert-decoder": {"global_attn_every_n_layers": 1},  # calls its head `decoder`
 }
 DROPOUT = {
     "llama": {"attention_dropout": 0.1},
@@ -128,6 +130,17 @@ def test_a_model_without_gradient_checkpointing_is_refused_where_it_is_asked_for
     policy = loaded(tiny("openai-gpt"), tmp_path)
     with pytest.raises(ValueError, match=r"has no gradient checkpointing: use --no-gradient-checkpointing\.$"):
         checkpoint_activations(policy.model)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "bloom", "mixtral"])
+def test_layers_are_compiled_whatever_they_are_called(architecture):
+    model = tiny(architecture, **{"n_layer": 3, "n_embd": 32} if architecture != "mixtral" else {})
+    compile_layers(model)
+    assert all(layer._compiled_call_impl is not None for layer in layers_of(model))
+    assert len(layers_of(model)) == model.config.num_hidden_layers
+    del trunk_of(model)._modules["layers" if architecture == "mixtral" else "h"]
+    with pytest.raises(ValueError, match=r"has no list of \d layers: leave out --compile and --shard\.$"):
+        compile_layers(model)
 
 
 # Tokenizers

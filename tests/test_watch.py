@@ -40,6 +40,13 @@ always = task(lambda a: 1.0)
 never = task(lambda a: 0.0)
 half = task(lambda a: 0.5)
 broken = task(lambda a: float("nan"))
+huge = task(lambda a: 1e30)
+
+def unmeasured(data_dir):
+    class Unmeasured(Own):
+        def judge(self, attempts, training):
+            return [Judgement(False, {"right": float("nan")}, 0.0, "wrong") for _ in attempts]
+    return Unmeasured("own", "", base.train, base.validation, base.test)
 
 def words(data_dir):  # what the model writes is right, in a form that the strict reading does not take
     class Words(MathTask):
@@ -108,8 +115,9 @@ def test_most_answers_cut_off_is_named_before_the_first_step():
     assert warnings["cut_off"]["step"] == 0 and "after 3 tokens" in warnings["cut_off"]["text"]
 
 
-def test_a_reward_that_is_not_finite_ends_the_run_before_it_learns_and_does_not_blame_the_learning_rate():
-    result, _ = train("--task ours:broken")
+@pytest.mark.parametrize("task", ["broken", "huge", "unmeasured"])
+def test_a_reward_that_is_not_finite_ends_the_run_before_it_learns_and_does_not_blame_the_learning_rate(task):
+    result, _ = train(f"--task ours:{task}")
     assert result.exit_code == 2 and "fix the judge" in result.stderr and "--lr" not in result.stderr
     assert not Path("runs/run").exists()
 

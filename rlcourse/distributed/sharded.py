@@ -30,7 +30,7 @@ from rlcourse.batch import Rollout
 from rlcourse.dist import full_tensor
 from rlcourse.distributed.world import SharedEngine, World
 from rlcourse.logprobs import PlainPass
-from rlcourse.policy import empty_copy
+from rlcourse.policy import empty_copy, layers_of
 from rlcourse.sampling import Sampling
 
 CPU = torch.device("cpu")
@@ -51,7 +51,7 @@ class ShardedWorld(World):
         policy = load(CPU)
         model = policy.model
         model.together = types.MethodType(lambda self, compute: compute(), model)
-        for layer in model.get_decoder().layers:
+        for layer in layers_of(model):
             self._shard(layer, self.precision)
         self._shard(model, self.precision)  # what is around the layers: embedding, norm and head
         # The residual stream is float32, as it is under autocast alone.

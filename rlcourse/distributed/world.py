@@ -13,9 +13,9 @@ logged. Objects and counts travel by gloo, through the CPU, and gradients on a G
 """
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -162,8 +162,8 @@ class Follower(RunFolder):
     """The run's folder to all ranks but the first: nothing is written."""
 
     def __init__(self, path: Path, config: Any, checkpoint: Path | None):
-        super().__init__(path, replace(config, log_to="none"))
-        self.checkpoint = checkpoint
+        self.path, self.config, self.checkpoint = path, config, checkpoint
+        self.began = time.perf_counter()
 
     def ignore(self, *arguments: Any) -> None:
         pass

@@ -1,6 +1,5 @@
 """What is learned: conversations from a file, a task or the hub, as tokens, those of the answers marked."""
 
-import hashlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,11 +10,12 @@ import torch
 from torch import Tensor
 
 from rlcourse.chat import Messages, write_chats
+from rlcourse.files import digest_of
 from rlcourse.hub import load_rows
-from rlcourse.policy import Policy
+from rlcourse.policy import Policy, positions_of
 from rlcourse.sft.config import SFTConfig, is_task
 from rlcourse.tasks import load_task
-from rlcourse.tasks.jsonl import parse_record, read_each_line
+from rlcourse.tasks.jsonl import EMPTY, meant, parse_record, read_each_line
 
 PROMPTS, ANSWERS = ("prompt", "question"), ("answer", "completion", "response")  # the keys that a record may have
 EXPECTED = '{"messages": [{"role": "user", "content": "..."}, ...]} or {"prompt": "...", "answer": "..."}'
@@ -34,19 +34,18 @@ class Example:
 
 @dataclass(frozen=True)
 class Data:
-    """Examples to learn, examples held out, and how many were left out as longer than `max_length`."""
+    """Examples to learn, examples held out, how many were left out as of more than `limit` tokens, and what to do."""
 
     train: list[Example]
     held_out: list[Example]
     too_long: int
+    limit: int
+    remedy: str
 
     @property
     def fingerprint(self) -> str:
         """The same for the same examples in the same order: a run goes on with the data that it began with."""
-        digest = hashlib.blake2b(digest_size=16)
-        for example in self.train:
-            digest.update(example.ids.numpy().tobytes() + example.learned.numpy().tobytes() + b"|")
-        return digest.hexdigest()
+        return digest_of((example.ids.tolist(), example.learned.tolist()) for example in (*self.train, *self.held_out))
 
 
 def load_data(config: SFTConfig, policy: Policy) -> Data:
@@ -63,11 +62,13 @@ def load_data(config: SFTConfig, policy: Policy) -> Data:
         every = [encode(policy, messages, where) for where, messages in (of_file(file) if file else of_hub(config))]
         chosen = set(random.Random(0).sample(range(len(every)), min(config.eval_examples, len(every) // HELD_OUT)))
         encoded = [[e for i, e in enumerate(every) if (i in chosen) == held_out] for held_out in (False, True)]
-    limit = min(config.max_length, getattr(policy.model.config, "max_position_embeddings", config.max_length))
+    limit, remedy = config.max_length, "raise --max-length"
+    if (positions := positions_of(policy.model)) < limit:
+        limit, remedy = positions, "shorten them, or use a model with more positions"
     kept = [[example for example in part if len(example.ids) <= limit] for part in encoded]
     if not kept[0]:
-        raise ValueError(f"No example of {config.data} has at most {limit} tokens: raise --max-length.")
-    return Data(*kept, too_long=sum(map(len, encoded)) - sum(map(len, kept)))
+        raise ValueError(f"No example of {config.data} has at most {limit} tokens: {remedy}.")
+    return Data(*kept, sum(map(len, encoded)) - sum(map(len, kept)), limit, remedy)
 
 
 def file_of(data: str) -> Path | None:
@@ -117,15 +118,16 @@ def of_task(config: SFTConfig, policy: Policy) -> list[list[Example]]:
 
 
 def conversation_of(record: dict[str, Any]) -> Messages:
-    """The conversation in a record: `messages`; or a prompt and an answer, each a text, or as trl has them, messages.
+    """The conversation in a record: `messages`; or a prompt and an answer, each a text, or as trl has them, messages;
+    with a text in `system`, that before them.
 
-    Raises ValueError with one sentence that says what is wrong with it.
+    Raises ValueError with one sentence that says what is wrong with it, or what in it would not be learned.
     """
-    if record.get("messages") is not None:
-        messages = record["messages"]
-    else:
-        prompt = next((record[key] for key in PROMPTS if record.get(key) is not None), None)
-        answer = next((record[key] for key in ANSWERS if record.get(key) is not None), None)
+    record = meant(record)
+    messages, system = record.pop("messages", None), record.pop("system", None)
+    if messages is None:
+        prompt = next((record.pop(key) for key in PROMPTS if key in record), None)
+        answer = next((record.pop(key) for key in ANSWERS if key in record), None)
         if prompt is None or answer is None:
             raise ValueError(f"there are no messages, and no prompt with an answer; expected {EXPECTED}.")
         messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
@@ -133,14 +135,21 @@ def conversation_of(record: dict[str, Any]) -> Messages:
             messages = prompt + answer
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ValueError("messages is not a list of objects with role and content.")
+    messages = [{"role": "system", "content": system}] * (system is not None) + messages
     for number, message in enumerate(messages, start=1):
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
             raise ValueError(f"role or content of message {number} is not a text.")
         if message["role"] == "assistant" and not message["content"].strip():
             raise ValueError("an answer is empty.")
+        if more := [key for key, value in message.items() if key not in ("role", "content") and value not in EMPTY]:
+            raise ValueError(f"{more[0]} of message {number} isn't learned: put it into the content, or leave it out.")
     if not any(message["role"] == "assistant" for message in messages):
         raise ValueError('there is no answer: no message has the role "assistant".')
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
+    messages = [{"role": message["role"], "content": message["content"]} for message in messages]
+    for key, value in record.items():
+        if value not in [message["content"] for message in messages]:  # some data sets repeat the question
+            raise ValueError(f"the column {key} isn't learned: put it into the messages, or leave it out.")
+    return messages
 
 
 def encode(policy: Policy, messages: Messages, where: str) -> Example:

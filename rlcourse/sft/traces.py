@@ -1,10 +1,11 @@
 """Of demonstrations only those that a task's judge finds right: a warm start that has not learned mistakes.
 
-A demonstration belongs to the training problem whose question stands in its prompt. Those of other problems are left
+A demonstration belongs to the training problem whose question its prompt asks last. Those of other problems are left
 out, those of the test above all.
 """
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def keep_right(data: Path, task: Task, output: Path) -> str:
 
     rows = [row for _, row in read_each_line(data, parse, "conversations")]
     train, others = task.problems("train"), task.problems("validation") + task.problems("test")
-    problems = sorted([*others, *train], key=lambda problem: -len(problem.question))  # a question may hold another one
+    problems = [*others, *train]
     training, left_out, asked = set(map(id, train)), Counter(), []
     for record, messages in rows:
         problem, answer = trace_of(messages, problems)
@@ -55,8 +56,22 @@ def keep_right(data: Path, task: Task, output: Path) -> str:
 
 
 def trace_of(messages: list[dict[str, str]], problems: list[Problem]) -> tuple[Problem | None, str]:
-    """The first of the problems whose question stands before the last answer, None if there is none; and the answer."""
-    last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
-    before = "\n".join(message["content"] for message in messages[:last])
-    found = (problem for problem in problems if problem.question.strip() in before)
-    return next(found, None), messages[last]["content"]
+    """The first of the problems whose question is asked last before the last answer; None if that is of none of them,
+    or cannot be told; and the answer.
+
+    Only the turns behind earlier answers ask. Of several questions in them it is the one that ends last, the longest if
+    one holds another. Examples may stand before it; one that is answered there, or has a question behind it, is none.
+    """
+    answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    asked = "\n".join(message["content"] for message in messages[max([-1, *answers[:-1]]) + 1 : answers[-1]])
+    found = []
+    for problem in problems:
+        question = problem.question.strip()
+        start = asked.rfind(question) if question else -1
+        if start >= 0 and not asked[max(0, start - 1) : start].isalnum():
+            found.append((start + len(question), len(question), problem))
+    end, _, problem = max(found, key=lambda of_one: of_one[:2], default=(0, 0, None))
+    behind = asked[end:]
+    if problem is not None and ("?" in behind or re.search(rf"(?<!\w){re.escape(problem.gold or '?')}(?!\w)", behind)):
+        problem = None
+    return problem, messages[answers[-1]]["content"]

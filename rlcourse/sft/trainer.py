@@ -12,7 +12,6 @@ from rlcourse.batch import rows_together
 from rlcourse.checkpoint import at_checkpoint
 from rlcourse.device import autocast, find_device, without_cudnn_attention
 from rlcourse.evaluation import answer_problems, summarize
-from rlcourse.interrupts import say
 from rlcourse.learner import new_optimizer
 from rlcourse.measure.timing import peak_memory_bytes
 from rlcourse.metrics import run_summary
@@ -22,9 +21,9 @@ from rlcourse.sft.config import SFTConfig, check_config, check_settings
 from rlcourse.sft.data import Example, load_data
 from rlcourse.sft.packing import Row, check_packing, pack, plan_rows, summed_loss, tokens_of
 from rlcourse.tasks import Answer, load_task
-from rlcourse.tasks.prompts import PromptSampler
+from rlcourse.tasks.prompts import PromptSampler, fingerprint
 from rlcourse.train import TrainingLoop, update
-from rlcourse.watch import WINDOW, Warnings, cut_off, unreadable
+from rlcourse.watch import WINDOW, Warnings, cut_off, left_out, unreadable
 
 SFT = Kind(SFTConfig, check_settings, check_config)
 KNOWN = 0.01  # nats per token: less from the start on is nothing to learn
@@ -63,8 +62,9 @@ class FineTuning(TrainingLoop):
         self.setup(run, device)
         self.data = load_data(config, self.policy)
         self.fingerprint = self.data.fingerprint
-        if self.data.too_long:
-            say(f"{self.data.too_long} examples of more than {config.max_length} tokens were left out.")
+        kept = len(self.data.train) + len(self.data.held_out)
+        why = f"examples, which have more than {self.data.limit:,} tokens"
+        run.warn(0, left_out(kept, kept + self.data.too_long, why, self.data.remedy))
         steps = config.steps or math.ceil(config.epochs * len(self.data.train) / config.batch_size)
         self.config = replace(config, steps=steps)
         if config.packing:
@@ -82,6 +82,7 @@ class FineTuning(TrainingLoop):
             return
         self.task = load_task(config.evaluated_task)
         self.metrics = self.task.metrics
+        self.fingerprint += fingerprint(self.task, self.policy)
         self.problems = self.task.problems("validation")[: config.eval_problems]
         dtype = getattr(torch, config.dtype)
         self.engine = make_engine(self.policy, config.engine, dtype, config.compile, sleeps=True)

@@ -14,7 +14,21 @@ TO_COMPUTE = re.compile(
 )
 TOKEN = re.compile(r"\\boxed\s*+\{|\\.|[{}]", re.DOTALL)
 WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|textit)\s*+\{([^{}]*+)\}")
+DIGITS = 300  # to which numbers that are no decimals are compared; 15, as is usual, finds 1/2^98 and 1/2^99 equal
 SPACES = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\$")
+
+# math-verify drops these, or reads them as something else: bases, primes, moduli, dots; 1/2x as 1/(2x).
+UNREAD = re.compile(
+    r"[0-9]\s*_|[0-9A-F]{2,}\s*_|\)\s*_"  # bases
+    r"|['\"′″]|\\prime|!!|\\[bp]?mod(?![a-z])|\\equiv|\\angle|\\[lcdv]?dots|…|\.\.|\^\{?T"
+    r"|/(?:[0-9]+|[a-zA-Z])(?=[a-zA-Z(]|\\[a-z])|(?<![0-9:])[0-9]{1,2}:[0-9]{2}(?![0-9:])"  # 1/2x, 12:30
+)
+DEGREES = re.compile(r"\^?\{?\\circ\}?|°|\\degree")
+UNIT = re.compile(
+    r"(?<=[^\s{(])(?:\s|\\[,;:! ]|~)*(?:\\(?:text|textbf|textrm|mathrm|mbox)\s*\{~?([^{}]*)\}"
+    r"|(?<=[0-9}])\s+((?:[cmk]m|kg|mph|[a-z]{4,})[a-z/ ]*))((?:\^\{?[0-9]\}?)?)\.?$"
+)
+DECIMAL = re.compile(r"(?<![0-9,.])([0-9]+)\.([0-9]+)(?![0-9.])")
 
 
 def last_box(text: str) -> str | None:
@@ -36,7 +50,34 @@ def as_written(answer: str) -> str:
     r"""The answer without spaces, dollar signs, `\left` and `\right`, `\text{}` around words, kinds of `\frac` and a
     full stop at the end, which don't change its meaning."""
     answer = SPACES.sub("", WRAPPED.sub(r"\1", answer.replace(r"\$", "")))
-    return re.sub(r"\\[dt]frac", r"\\frac", answer).rstrip(".")
+    answer = re.sub(r"([_^])\{(\w|\\circ)\}", r"\1\2", re.sub(r"\\[dt]frac", r"\\frac", answer))
+    return re.sub(r"(?<!\.)\.$", "", answer)
+
+
+def apart_from_unit(answer: str) -> tuple[str, str]:
+    """The answer without words for a unit at its end, and these."""
+    found = UNIT.search(answer)
+    return (answer, "") if found is None else (answer[: found.start()], "".join(map(str, found.groups(""))).strip())
+
+
+def must_be_alike(answer: str) -> bool:
+    """Whether math-verify would read something else than is written: a base, degrees in an expression, a word."""
+    number = re.fullmatch(r"(?:\\[dt]?frac|[-+−0-9.,/{}() ])*", rest := DEGREES.sub("", answer))
+    return bool(UNREAD.search(answer)) or (rest != answer and not number)
+
+
+def of_another_kind(gold: str, answer: str) -> bool:
+    """Whether these are two words, which math-verify would read as products of letters, or a set and a tuple."""
+    if gold.isalpha() and answer.isalpha():
+        return gold.lower() != answer.lower() or len(gold) == 1
+    return {gold[:2] == r"\{", answer[:2] == r"\{"} == {True, False} and {gold[:1], answer[:1]} & {*"(["} != set()
+
+
+def places(*answers: str) -> int:
+    """The decimals to compare: of the decimal that has fewest, but 6 at least, and more where they begin with zeros."""
+    decimals = [max(map(len, found)) for answer in answers if (found := re.findall(r"\.([0-9]+)", answer))]
+    zeros = [len(found) for answer in answers for found in re.findall(r"(?<![0-9])0?\.(0+)[1-9]", answer)]
+    return max([6, min(decimals, default=0), *(5 + n for n in zeros)])
 
 
 def left_to_compute(answer: str, gold: str) -> bool:
@@ -44,29 +85,45 @@ def left_to_compute(answer: str, gold: str) -> bool:
     return bool(TO_COMPUTE.search(answer)) and not TO_COMPUTE.search(gold)
 
 
+def as_fraction(decimal: re.Match) -> str:
+    return rf"(\frac{{{decimal[1]}{decimal[2]}}}{{{10 ** len(decimal[2])}}})"
+
+
 def compare(item: tuple[str, str, bool]) -> tuple[bool, str | None]:
     """(gold, written, boxed) → (right, answer). Whether the answer equals the gold one as mathematics.
 
     boxed: `written` is the answer; else it is a text that ends in it: in dollars, after "the answer is", or the last
-    number. answer: as it was read, or None. Compares integers, fractions, decimals to 6 places, expressions, sets,
-    intervals and inequalities, tuples and matrices; units and percent signs don't count. Anything else must be written
-    alike.
+    number. answer: as it was read, or None. Compares integers, fractions, expressions, sets, intervals, inequalities,
+    tuples and matrices exactly, decimals to 6 places at least (`places`); percent signs don't count, nor a unit that
+    only one of the two has. Anything else must be written alike.
     """
+    from latex2sympy2_extended import NormalizationConfig
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
     gold, written, boxed = item
-    latex = LatexExtractionConfig()
-    if boxed:
-        answer, found = written, parse(in_dollars(written), [latex], parsing_timeout=None)
-    else:
+    # Its own units would take the t off 3t.
+    usual = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True)
+    latex, answer = LatexExtractionConfig(normalization_config=usual), written
+    if not boxed:
         found = parse(written, [latex, ExprExtractionConfig()], parsing_timeout=None)
         answer = str(found[-1]) if found else None
     if answer is None or left_to_compute(answer, gold):
         return False, answer
     if as_written(answer) == as_written(gold):
         return True, answer
-    expected = parse(in_dollars(gold), [latex], parsing_timeout=None)
-    return bool(verify(expected, found, timeout_seconds=None, allow_set_relation_comp=True)), answer
+    (expected, unit), (given, other) = map(apart_from_unit, (gold, answer))
+    if must_be_alike(expected) or must_be_alike(given) or (unit and other and unit != other):
+        return False, answer
+    if of_another_kind(as_written(expected), as_written(given)):
+        return False, answer
+    pair = [DEGREES.sub("", text) for text in (expected, given)]
+    exact = [DECIMAL.sub(as_fraction, text) for text in pair]
+    for texts in [pair] if exact == pair else [pair, exact]:
+        parsed = (parse(in_dollars(text), [latex], parsing_timeout=None) for text in texts)
+        precision = {"float_rounding": places(gold, answer), "numeric_precision": DIGITS}
+        if verify(*parsed, timeout_seconds=None, allow_set_relation_comp=True, **precision):
+            return True, answer
+    return False, answer
 
 
 def in_dollars(answer: str) -> str:

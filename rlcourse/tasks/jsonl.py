@@ -10,6 +10,11 @@ from rlcourse.files import read_bytes
 from rlcourse.tasks.task import Problem
 
 Parsed = TypeVar("Parsed")
+PROVENANCE = (  # columns that say where a record is from, and nothing that a model should learn
+    "id", "idx", "index", "uuid", "prompt_id", "source", "dataset", "split", "category", "topic", "subject", "level",
+    "difficulty", "language", "license", "url", "timestamp", "model", "metadata",
+)  # fmt: skip
+EMPTY = None, "", [], {}
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]+)?|\.[0-9]+)")
 
 
@@ -68,6 +73,8 @@ def parse_problem(line: bytes) -> Problem:
     """
     record = parse_record(line, '{"question": "...", "answer": "... #### 42"}')
     question, answer = texts_of(record, ("question", "answer"))
+    if unread := meant(record).keys() - {"question", "answer"}:
+        raise ValueError(f"the column {min(unread)} isn't asked: put it into the question, or leave it out.")
     level = record.get("level")
     return Problem(question, answer, gold_of(answer), level if type(level) is int else None)
 
@@ -91,6 +98,11 @@ def parse_record(line: bytes, example: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ValueError(f"the line is a JSON {type(record).__name__}; expected {example}.")
     return record
+
+
+def meant(record: dict[str, Any]) -> dict[str, Any]:
+    """The columns of a record that hold something, and not only where it is from."""
+    return {key: value for key, value in record.items() if value not in EMPTY and key not in PROVENANCE}
 
 
 def gold_of(answer: str) -> str:

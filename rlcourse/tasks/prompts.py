@@ -1,20 +1,18 @@
 """The order in which training goes through the problems."""
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 
-from rlcourse.interrupts import say
+from rlcourse.config import TrainConfig
+from rlcourse.files import digest_of
+from rlcourse.policy import Policy, check_positions
 from rlcourse.tasks.task import Problem, Task, prompts_of
 
-if TYPE_CHECKING:
-    from rlcourse.config import TrainConfig
-    from rlcourse.policy import Policy
 
-
-def short_enough(problems: list[Problem], task: Task, policy: "Policy", config: "TrainConfig") -> list[Problem]:
-    """The problems whose prompts fit `max_prompt_tokens`. Raises ValueError if they are too few for a step."""
+def short_enough(problems: list[Problem], task: Task, policy: Policy, config: TrainConfig) -> list[Problem]:
+    """The problems whose prompts fit `max_prompt_tokens`. Raises ValueError if they are too few for a step, or if one
+    of them and its completion has more tokens than the model has positions."""
     limit, needed = config.max_prompt_tokens, config.num_prompts
     if len(problems) < needed:
         raise ValueError(f"There are {len(problems)} training problems, fewer than num_prompts {needed}: lower it.")
@@ -25,10 +23,14 @@ def short_enough(problems: list[Problem], task: Task, policy: "Policy", config: 
             f"Only {len(kept)} of {len(problems)} training problems have at most {limit} prompt tokens, fewer than "
             f"num_prompts {needed}: raise max_prompt_tokens."
         )
-    if len(kept) < len(problems):
-        left_out = f"{len(problems) - len(kept)} of {len(problems)} training problems"
-        say(f"Left out {left_out}, whose prompts have more than {limit} tokens (--max-prompt-tokens).")
+    check_positions(policy.model, max(n for n in map(len, prompts) if n <= limit) + config.max_new_tokens)
     return kept
+
+
+def fingerprint(task: Task, policy: Policy) -> str:
+    """The same for the same problems in the same order, asked in the same words and tokens."""
+    every = [problem for split in ("train", "validation", "test") for problem in task.problems(split)]
+    return digest_of([task.prompt(every[0], policy), *((problem.question, problem.gold) for problem in every)])
 
 
 class PromptSampler:

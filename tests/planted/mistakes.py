@@ -151,7 +151,8 @@ ROWS = [
     ("last_box", "tasks/math", keep("And", 0, 2), op("Gt", "Lt")),
     ("left_to_compute", "tasks/math -k left_where", keep("And", 0)),
     ("boxed:compare", "tasks/math -k means_the_same", kw("verify", "allow_set_relation_comp")),
-    ("boxed:compare", "tasks/math -k something_else", keep("Or", 0)),
+    ("boxed:compare", "tasks/math -k something_else", keep("Or", 0, 1)),
+    ("boxed:places", "tasks/math -k something_else", const(5, 0)),
     ("BoxedTask.judge", "tasks/math -k copied", keep("And", 0, 1)),
     # evaluation
     ("answer_problems", "evaluation", drop("manual_seed"), kw("fork_rng", "enabled", "False"), when(False, 3)),

@@ -33,7 +33,7 @@ def written(path, records) -> None:
 
 
 def test_right_answers_to_problems_of_training_are_kept_as_they_are(tmp_path):
-    chat = [{"role": "system", "content": "What is 1+1?"}, {"role": "user", "content": "Well?"}]
+    chat = [{"role": "system", "content": "What is 1+1?"}, {"role": "user", "content": "Go on."}]
     records = [
         line("Solve: What is 1+1?\nThanks.", "#### 2") | {"source": "ü"},
         line("What is 1+1?", "#### 3"),
@@ -66,6 +66,25 @@ def test_the_answer_is_the_last_one_and_the_question_stands_before_it():
     messages = [{"role": role, "content": text} for role, text in [("user", "a?"), ("assistant", "x"), ("user", "b?")]]
     problems = [problem("b?", ""), problem("a?", "")]
     assert trace_of(messages, problems) == (problems[1], "x")
+
+
+def test_the_question_that_is_asked_counts_and_none_of_an_example():
+    long, short = problem("How many apples has Tom, who buys 12?", "12"), problem("How many has Ann?", "7")
+    known = [long, short, sum_ := problem("1+1?", "2")]
+    turns = [("user", long.question), ("assistant", "#### 12")]
+    asked = {
+        "turns": ([*turns, ("user", short.question)], short),
+        "one turn": ([("user", f"Q: {long.question}\nA: 12\nQ: {short.question}\nA:")], short),
+        "an unknown question behind turns": ([*turns, ("user", "How many has Bob?")], None),
+        "an earlier turn": ([("user", short.question), ("assistant", "Hm."), ("user", "Try again.")], None),
+        "an unknown question in one turn": ([("user", f"Q: {short.question}\nA: 7\nQ: Add 5 and 5.\nA:")], None),
+        "a question about the answer": ([("user", f"{short.question} And Bob?")], None),
+        "another number": ([("user", "What is 11+1?")], None),
+        "an instruction": ([("user", f"{sum_.question}\nEnd with #### NUMBER.")], sum_),
+    }
+    for what, (prompt, expected) in asked.items():
+        messages = [{"role": role, "content": text} for role, text in [*prompt, ("assistant", "x")]]
+        assert trace_of(messages, known) == (expected, "x"), what
 
 
 def test_the_command_filters_programs_of_the_tile_language(tmp_path):

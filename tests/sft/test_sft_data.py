@@ -84,10 +84,16 @@ def test_an_answer_that_holds_the_token_of_its_end_is_refused(policy):
         {"prompt": "Tom has 3 apples?", "answer": "#### 3"},
         {"question": "Tom has 3 apples?", "response": "#### 3", "messages": None},
         {"prompt": CHAT[1:2], "completion": CHAT[2:3]},
+        {
+            "messages": [CHAT[1] | {"name": None, "tool_calls": []}, CHAT[2]],
+            "prompt": CHAT[1]["content"],
+            "tools": None,
+        },
     ],
 )
 def test_a_record_may_have_any_of_these_forms(record):
     assert conversation_of(record) == CHAT[1:3]
+    assert conversation_of(record | {"system": "Be short."}) == CHAT[:3]
 
 
 BAD = {
@@ -95,6 +101,16 @@ BAD = {
     "nothing known": ({"text": "a"}, "there are no messages, and no prompt with an answer; expected"),
     "an empty answer": ({"prompt": "a", "answer": " \n"}, "an answer is empty"),
     "an answer that is a number": ({"prompt": "a", "answer": 5}, "role or content of message 2 is not a text"),
+    "reasoning": (
+        {"messages": [CHAT[1], CHAT[2] | {"reasoning_content": "3"}]},
+        "reasoning_content of message 2",
+    ),
+    "a weight": ({"messages": [CHAT[1], CHAT[2] | {"weight": 0}]}, "weight of message 2 isn't learned"),
+    "a call": ({"messages": [CHAT[1], CHAT[2] | {"tool_calls": [{"name": "add"}]}]}, "tool_calls of message 2 isn't"),
+    "tools": ({"messages": CHAT, "tools": [{"name": "add"}]}, "the column tools isn't learned"),
+    "a context": ({"prompt": "a", "answer": "b", "context": "c"}, "the column context isn't learned"),
+    "two answers": ({"prompt": "a", "answer": "b", "response": "c"}, "the column response isn't learned"),
+    "a bad example": ({"prompt": "a", "completion": "b", "label": False}, "the column label isn't learned"),
     "no assistant": ({"messages": CHAT[:2]}, "there is no answer: no message has the role"),
 }
 
@@ -137,6 +153,9 @@ def test_examples_that_are_too_long_are_left_out_and_counted(policy, tmp_path):
     assert load(policy, data=path, max_length=longest - 1).too_long == 2
     with pytest.raises(ValueError, match=r"No example of .* has at most 3 tokens: raise --max-length"):
         load(policy, data=path, max_length=3)
+    few = make_policy(max_position_embeddings=4)
+    with pytest.raises(ValueError, match=r"has at most 4 tokens: shorten them, or use a model with more positions"):
+        load(few, data=path, max_length=1000)
 
 
 def test_minigsm_is_learned_from_problems_that_rl_does_not_meet(policy, monkeypatch):
@@ -160,6 +179,6 @@ def test_a_data_set_on_the_hub_is_loaded_by_name_subset_and_split(policy, monkey
     monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: calls.append((a, k)) or rows)
     found = load(policy, data="some/chats", subset="main", split="test")
     assert calls == [(("some/chats", "main"), {"split": "test"})] and len(found.train) == 2
-    rows.append({"messages": []})
+    rows.append({"messages": CHAT[:1]})
     with pytest.raises(ValueError, match="some/chats, row 2: there is no answer"):
         load(policy, data="some/chats")

@@ -43,6 +43,7 @@ def test_gold_is_the_last_number_without_commas_currency_and_spaces():
         ('{"question": "How many?", "answer": "#### 2"', "the line is not JSON"),
         ("[1, 2]", "the line is a JSON list"),
         ('{"question": " ", "answer": "#### 2"}', "'question' is missing"),
+        ('{"question": "How many?", "answer": "#### 2", "context": "Tom has 2."}', "the column context isn't asked"),
         ('{"question": "How many?", "answer": "two"}', "the answer does not end in '#### NUMBER'"),
         (b'{"question": "\xff", "answer": "#### 2"}', "the line is not UTF-8"),
     ],

@@ -1,16 +1,32 @@
 """The order of the problems: each once an epoch, the same from any position on."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from policies import make_policy
 
-from rlcourse.tasks import Problem
-from rlcourse.tasks.prompts import PromptSampler
+from rlcourse.config import make_config
+from rlcourse.tasks import MathTask, Problem
+from rlcourse.tasks.prompts import PromptSampler, short_enough
 
 NUMBERS = [Problem(str(n), "", str(n)) for n in range(10)]
 
 
 def numbers(sampler: PromptSampler, count: int) -> list[int]:
     return [int(problem.gold) for problem in sampler.sample(count)]
+
+
+def test_a_prompt_whose_answer_may_exceed_the_positions_is_refused_unless_it_is_left_out():
+    policy, problems = make_policy(), [Problem("1+1?", "", "2"), Problem("Tom has 3 apples " * 5, "", "3")]
+    task = MathTask("toy", "", problems, [], [])
+    short, long = map(len, policy.prompts([problem.question for problem in problems]))
+    config = make_config(num_prompts=1, max_prompt_tokens=long, max_new_tokens=256 - short)
+    with pytest.raises(
+        ValueError, match=f"of {256 - short + long} tokens exceed the model's 256 positions: lower max_"
+    ):
+        short_enough(problems, task, policy, config)
+    assert short_enough(problems, task, policy, replace(config, max_prompt_tokens=short)) == problems[:1]
 
 
 def test_every_problem_comes_once_an_epoch_in_another_order():
