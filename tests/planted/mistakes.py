@@ -227,6 +227,8 @@ ROWS = [
     ("evaluation_seconds", "watch -k every_evaluation", const(2, 1, 1), const(2, 1, 2)),
     ("MathTask.with_settings", "watch -k worked_examples", kw("replace", "train")),
     ("Readings.right", "tasks/verify -k chosen_reading", returns(lambda found: False, "never")),
+    # the course
+    ("Bet.scored", "course/widgets -k range_of_the_seeds", op("Sub", "Add", 1), op("Sub", "Add", 2)),
 ]
 
 
