@@ -122,7 +122,7 @@ def box(device: torch.device, memory_bytes: int) -> Box:
         system += [CUDA_HOME, os.path.realpath(CUDA_HOME)] if CUDA_HOME else []
         system += [*driver_folders(), "/sys"]
         devices = [path for path in glob.glob("/dev/nvidia*") if not os.path.isdir(path)]
-        allowed = ["memfd_create"]  # the driver asks for one
+        allowed = ["memfd_create", "sched_setaffinity"]  # which the driver and its libraries may call
     else:
         own_limits = {"DATA": memory_bytes}  # on a GPU, CUDA reserves far more than it takes
     return Box(
