@@ -60,7 +60,10 @@ def config_of(recipe: dict[str, Any], fixed: dict[str, Any]) -> TrainConfig:
     settings = recipe.get("settings", {})
     if taken := sorted(settings.keys() & fixed.keys()):
         raise ValueError(f"The verifier sets {', '.join(taken)}: leave it out of `settings`.")
-    return make_config(**fixed, **settings)
+    config = make_config(**fixed, **settings)
+    if config.advantage == "gae" and "advantages" in recipe:
+        raise ValueError("The hook `advantages` does nothing in PPO: leave it out, or choose another algorithm.")
+    return config
 
 
 def read_split(path: Path) -> list[Problem]:

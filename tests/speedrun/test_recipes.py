@@ -37,7 +37,7 @@ def trained(monkeypatch):
             for module, name in ((advantages, "completion_advantages"), (train, "token_loss"), (train, "lr_factor")):
                 patch.setattr(module, name, getattr(module, name))
             recipe = worker.read_recipe(text)
-            config = worker.config_of(recipe, {"device": "cpu", "model": "embedded", "seed": 3} | SMALL)
+            config = worker.config_of(recipe, {"device": "cpu", "model": "embedded", "seed": 4} | SMALL)
             return worker.train(recipe, config, load_task("minigsm").with_settings(config))
 
     return weights
@@ -66,6 +66,7 @@ def test_a_hook_that_returns_0_learns_nothing(hook, trained):
         ("settings = {'seed': 1}", "The verifier sets seed"),
         ("settings = {'model': 'embedded-kernels'}", "The verifier sets model"),
         ("settings = {'learning_rate': 1}", "learning_rate"),
+        ("settings = {'algorithm': 'ppo'}\ndef advantages(rewards, size): return rewards", "does nothing in PPO"),
     ],
 )
 def test_what_a_recipe_may_not_set_or_would_do_nothing_is_refused(text, words):
