@@ -104,7 +104,7 @@ def verify(recipe: Path, track: Track = EMBEDDED, model: str | None = None, seed
         raise Rejected(f"{recipe} has {len(text):,} bytes, a recipe at most {RECIPE_BYTES:,}.")
     config = make_config(**track.fixed, **track.tested, model=model or track.model)
     device, task, draw = find_device(config), task_of(config), random.SystemRandom().randrange
-    with tempfile.TemporaryDirectory() as folder, cores(2 if device.type == "cpu" else None):
+    with tempfile.TemporaryDirectory() as folder:
         stage(load_policy(config.model), task, Path(folder))
         box = box_of(track, device, Path(folder))
         way, why = find_way(box)
@@ -113,7 +113,8 @@ def verify(recipe: Path, track: Track = EMBEDDED, model: str | None = None, seed
         for _ in range(seeds):
             seed, words = draw(2**31), text.decode("utf-8", "replace")
             request = {"recipe": words, "fixed": track.fixed | {"seed": seed}, "task": [task.name, task.instruction]}
-            weights, seconds = run(way, box, request, track.seconds)
+            with cores(2 if device.type == "cpu" else None):
+                weights, seconds = run(way, box, request, track.seconds)
             policy = with_weights(Path(folder, "start"), weights, device)
             new = [problem.to_problem() for problem in generate(track.new, draw(2**31), "test")]
             accuracy = share_right(policy, task, task.problems("test")[: config.eval_problems], config)

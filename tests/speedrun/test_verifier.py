@@ -91,6 +91,14 @@ def test_the_test_problems_and_new_ones_must_both_be_solved(test, new, monkeypat
     assert next(verify(recipe)).on_new == 0.78
 
 
+def test_where_no_process_can_be_isolated_nothing_runs(monkeypatch, tmp_path):
+    monkeypatch.setattr(verifier, "find_way", lambda box: (GUARD, "this is not Linux"))
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(START)
+    with pytest.raises(ValueError, match=r"there are none here \(this is not Linux\)"):
+        next(verify(recipe))
+
+
 # The clock ---------------------------------------------------------------------------------------------------------
 
 SEND = "import os, struct, time\nsay = lambda text: struct.pack('<I', len(text)) + text\n"
