@@ -115,6 +115,32 @@ def bench(
 
 
 @app.command()
+def speedrun(
+    recipe: Annotated[Path, typer.Argument(help="Python with `settings` of a run and, if you like, hooks.")],
+    gsm8k: Annotated[bool, typer.Option("--gsm8k", help="Train a real model on GSM8K instead, on one GPU.")] = False,
+    model: Annotated[
+        str | None, typer.Option("--model", help="--gsm8k: its start, a folder or a name on the hub.")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="Seeds to train with.", callback=within(COUNT))] = 2,
+):
+    """Time your own recipe: from the start of its process to 80% of the embedded task's test problems, on two cores.
+
+    The verifier draws the seeds, keeps the clock and tests the weights. docs/speedrun.md has rules and records.
+    """
+    with user_errors():
+        from rlcourse.speedrun import verifier
+
+        if model is not None and not gsm8k:
+            raise ValueError("--model is for --gsm8k: on two cores everybody starts from the embedded model.")
+        track = verifier.GSM8K if gsm8k else verifier.EMBEDDED
+        attempts = []
+        for attempt in verifier.verify(recipe.expanduser(), track, model, seeds):
+            attempts.append(attempt)
+            print(attempt)
+        print(verifier.in_short(attempts))
+
+
+@app.command()
 def grade(
     submission: Annotated[Path, typer.Argument(help="An exercise notebook, or a folder of them")],
     hidden: Annotated[Path | None, typer.Option("--hidden", help="Folder of nbNN.py with more tests.")] = None,

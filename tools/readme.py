@@ -2,8 +2,8 @@
 `python -m tools.readme`. No figure in them is typed.
 
 A table stands between `<!-- record nvidia-h200 step: column, column -->`, `<!-- curves -->`, `<!-- gain -->`,
-`<!-- sampler_gap -->`, `<!-- gap -->`, `<!-- gsm8k -->`, `<!-- headline -->`, `<!-- ran -->`, `<!-- course -->`
-or `<!-- syllabus -->` and `<!-- end -->`.
+`<!-- sampler_gap -->`, `<!-- gap -->`, `<!-- gsm8k -->`, `<!-- headline -->`, `<!-- ran -->`, `<!-- course -->`,
+`<!-- syllabus -->` or `<!-- speedrun -->` and `<!-- end -->`.
 """
 
 import importlib
@@ -19,6 +19,7 @@ from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.course.lessons.gain import summary
 from rlcourse.measure.plots import LABELS
 from rlcourse.measure.records import columns_of, format_cell, load_record, provenance
+from rlcourse.paths import data_folder
 from tools import front
 from tools.gsm8k import VARIANTS
 from tools.lessons.curves import recorded_algorithms
@@ -26,7 +27,7 @@ from tools.notebooks.headers import BADGE
 
 ROOT = Path(__file__).resolve().parents[1]
 FILLED = ("README.md", "RECORDS.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
-KINDS = "record|headline|curves|gain|sampler_gap|gap|gsm8k|course|ran|syllabus"
+KINDS = "record|headline|curves|gain|sampler_gap|gap|gsm8k|course|ran|syllabus|speedrun"
 GSM8K = {  # variants of the record, and how the table names them
     "dr_grpo": "`--preset h200`, on the Coder",
     "grpo": "GRPO instead of Dr. GRPO",
@@ -175,6 +176,23 @@ def syllabus_markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
+def speedrun_markdown() -> str:
+    """One line per record, the newest last: mean seconds, and least to most, over the seeds."""
+    paths = (data_folder() / "measurements").glob("*/speedrun-*.json")
+    records = [load_record(path.stem, path.parent.name) for path in paths]
+    columns = ("date", "recipe", "by", "goal", "seconds", "of the seeds", "accuracy", "on new problems", "machine")
+    lines = ["| " + " | ".join(columns) + " |", "| --- " * len(columns) + "|"]
+    for record in sorted(records, key=lambda record: record["date"]):
+        setup, rows = record["setup"], record["results"]
+        name = record["name"].removeprefix("speedrun-")
+        seconds, accuracy, new = ([row[key] for row in rows] for key in ("seconds", "accuracy", "on_new"))
+        cells = [record["date"], f"`speedrun/{name}.py`", setup["by"]]
+        cells += [f"{setup['goal']:.0%}, {setup['model']}", f"{statistics.fmean(seconds):.1f}", _counts(seconds)]
+        cells += [_range(accuracy), "" if None in new else _range(new), record["device"]]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def points(lesson: int) -> float:
     """What the exercises of a lesson are worth."""
     module = importlib.import_module(f"rlcourse.course.checks.nb{lesson:02d}")
@@ -217,6 +235,7 @@ TABLES = {
     "gsm8k": gsm8k_markdown,
     "ran": ran_markdown,
     "syllabus": syllabus_markdown,
+    "speedrun": speedrun_markdown,
 }
 
 

@@ -88,6 +88,7 @@ API = {
     "Advantages and loss": ["advantages", "logprobs", "head", "losses", "learner"],
     "A run": ["watch", "preview", "evaluation", "checkpoint", "runs", "files", "interrupts"],
     "Publishing": ["publish", "model_card", "merge"],
+    "Speedrun": ["speedrun", "speedrun.verifier", "speedrun.worker"],
     "Several GPUs": [
         "dist",
         "distributed",

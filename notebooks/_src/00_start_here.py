@@ -580,8 +580,8 @@ half = bet("And how many of the 60 points does working instead of guessing contr
 # and every answer was sorted as above. Left, the three factors along training. Right, what each has contributed by
 # then. Since they multiply, what one contributes depends on the others; it is counted as the mean over the six orders
 # in which three things can change (the *Shapley value*), level by level, and the parts, with luck, add up to the gain
-# exactly. The dotted line on the right is the bet: compare it with the top of the blue area. **Look for** which comes
-# first.
+# exactly. If you bet, the dotted line on the right is your bet: compare it with the top of the blue area. **Look for**
+# which comes first.
 
 # %% tags=["hide-input"]
 # @title Figure: where the gain comes from

@@ -393,8 +393,8 @@ silent_bet = bet(
 )
 
 # %% [markdown]
-# The common bet puts {{ share:.2f }} into the formula. But we need no formula. With {{ MANY }} answers to a problem, we
-# can count how many of all groups of $G$ that could be drawn from them agree: $\binom{c}{G} + \binom{n-c}{G}$ of
+# You could put {{ share:.2f }} into the formula. But we need no formula. With {{ MANY }} answers to a problem, we can
+# count how many of all groups of $G$ that could be drawn from them agree: $\binom{c}{G} + \binom{n-c}{G}$ of
 # $\binom{n}{G}$, where $c$ of $n$ are right. **Look for** the gap, and on the left for its cause.
 
 # %% tags=["hide-input"]

@@ -1,9 +1,12 @@
 """What a reader moves in a lesson: explorers, figures with sliders (small multiples for readers without a kernel), and
-bets, predictions that are kept until the result is there."""
+bets, predictions that the reader places before seeing the result."""
 
+import html
 import io
 import os
+import re
 from collections.abc import Callable
+from statistics import fmean
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -82,32 +85,80 @@ def pictures(draw: Callable, static: list[dict[str, Any]]) -> bytes:
 
 
 class Bet:
-    """A reader's prediction. value: a number, or one of the choices; the usual one until the reader has placed it."""
+    """A reader's prediction. value: a number, or one of the choices; None until the reader has placed it."""
 
-    def __init__(self, question: str, usual: float | str, unit: str):
-        self.question, self.value, self.unit, self.placed = question, usual, unit, False
+    def __init__(self, question: str, unit: str):
+        self.question, self.unit, self.value = question, unit, None
+        self.waiting: list[Callable[[], None]] = []  # results to open once the bet is placed
 
     def place(self, value: float | str) -> None:
-        self.value, self.placed = value, True
+        """Fix the prediction, and open the results that waited for it."""
+        self.value = value
+        while self.waiting:
+            self.waiting.pop()()
 
     def __str__(self) -> str:
-        return f"{'your bet' if self.placed else 'a common bet'}: {in_words(self.value, self.unit)}"
+        return "" if self.value is None else f"your bet: {in_words(self.value, self.unit)}"
 
-    def result(self, found: float | str) -> None:
-        """Show the bet beside what came out: a number to the digits of the bet's unit, or one of the choices."""
-        from IPython.display import Markdown, display
+    def result(self, found: float | str | list[float]) -> None:
+        """Show what came out, and score the bet.
 
-        mark = "" if isinstance(found, float | int) else " ✔" if found == self.value else " ✘"
-        display(Markdown(f"> **{self.question}**<br>{self}{mark}<br>the result: {in_words(found, self.unit)}"))
+        found: a number, the numbers of several seeds, or one of the choices. In a live notebook the result opens when
+        the bet is placed or the reader asks for it; elsewhere it is in a closed <details>.
+        """
+        from IPython.display import HTML, display
+
+        ipywidgets, question = live_widgets(), as_html(self.question)
+        if ipywidgets is None:
+            summary = f"<summary>The result of the bet: {question}</summary>"
+            display(HTML(f"<details>{summary}{self.scored(found)}</details>"))
+        elif self.value is not None:
+            display(HTML(f"<b>{question}</b><br>{self.scored(found)}"))
+        else:
+            line = ipywidgets.HTML(f"You haven't bet yet: {question} Press “place” above, or see the result now.")
+            button = ipywidgets.Button(description="show the result")
+            box = ipywidgets.VBox([line, button])
+
+            def show(_=None) -> None:
+                box.children = [ipywidgets.HTML(f"<b>{question}</b><br>{self.scored(found)}")]
+
+            button.on_click(show)
+            self.waiting.append(show)
+            display(box)
+
+    def scored(self, found: float | str | list[float]) -> str:
+        """The result as HTML, below the bet and how far it was off, if there is one."""
+        seeds = found if isinstance(found, list) else [found]
+        if isinstance(seeds[0], str):
+            words, score = seeds[0], "✔" if seeds[0] == self.value else "✘"
+        else:
+            low, high = min(seeds), max(seeds)
+            words = in_words(fmean(seeds), self.unit)
+            if len(seeds) > 1:
+                words += f", the mean of {len(seeds)} seeds from {low:.3g} to {high:.3g}"
+            miss = 0 if self.value is None else max(low - self.value, self.value - high, 0)
+            hit = f"inside the {len(seeds)} seeds' range" if len(seeds) > 1 else "exactly right"
+            score = f"– off by {in_words(miss, self.unit)}" if miss else f"– {hit}"
+        bet_and_score = "" if self.value is None else as_html(f"{self} {score}") + "<br>"
+        return f"{bet_and_score}the result: {as_html(words)}"
 
     def line(self, ax: Axes, vertical: bool = False) -> None:
-        """Draw a bet on a number into a figure, as a line with its label."""
-        (ax.axvline if vertical else ax.axhline)(self.value, color=PURPLE, linestyle=":", linewidth=2, label=str(self))
+        """Draw a bet on a number into a figure, as a line with its label; nothing before it is placed."""
+        if self.value is None:
+            ax.plot([], [], linestyle="none", label=" ")  # invisible: legends that list the bet's line still work
+        else:
+            draw = ax.axvline if vertical else ax.axhline
+            draw(self.value, color=PURPLE, linestyle=":", linewidth=2, label=str(self))
 
 
 def in_words(value: float | str, unit: str) -> str:
     """'12.3 points' or the choice itself: numbers to three digits."""
     return f"{value:.3g} {unit}".rstrip() if isinstance(value, float | int) else value
+
+
+def as_html(text: str) -> str:
+    """A line of Markdown as HTML; of its markup only code in backticks."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
 
 
 bets: dict[str, Bet] = {}  # by question: a cell that runs again finds the bet that was placed
@@ -116,22 +167,35 @@ bets: dict[str, Bet] = {}  # by question: a cell that runs again finds the bet t
 def bet(question: str, values: tuple | list[str], unit: str = "") -> Bet:
     """Ask for a prediction before a run and return it.
 
-    values: (start, low, high, step) of a slider, or choices. The usual bet, which stands until the reader places one,
-    is the start or the first choice. Without ipywidgets and under RLCOURSE_STATIC=1 (the notebooks that ship) the
-    question is text and the usual bet stands.
+    values: (start, low, high, step) of a slider, or choices. A bet can be placed once. Without ipywidgets and under
+    RLCOURSE_STATIC=1 (the notebooks that ship) the question is text.
     """
     from IPython.display import Markdown, display
 
-    placed = bets.setdefault(question, Bet(question, values[0], unit))
+    placed = bets.setdefault(question, Bet(question, unit))
     ipywidgets = live_widgets()
     if ipywidgets is None:
-        choices = "" if isinstance(values, tuple) else "".join(f"\n> - {choice}" for choice in values) + "\n>\n> "
-        display(Markdown(f"> **Place your bet.** {question}{choices or '<br>'}({placed})"))
+        display(Markdown(f"> **Place your bet.** {question}{range_of(values, unit)}"))
         return placed
     if isinstance(values, tuple):
-        widget = control(ipywidgets, unit or "bet", (placed.value, *values[1:]))
+        widget = control(ipywidgets, unit or "bet", (values[0] if placed.value is None else placed.value, *values[1:]))
     else:
-        widget = ipywidgets.RadioButtons(options=values, value=placed.value if placed.placed else None)
-    widget.observe(lambda change: placed.place(change["new"]), names="value")
-    display(ipywidgets.VBox([ipywidgets.HTML(f"<b>Place your bet.</b> {question}"), widget]))
+        widget = ipywidgets.RadioButtons(options=values, value=placed.value)
+    button = ipywidgets.Button(description="place")
+
+    def place(_=None) -> None:
+        if widget.value is not None:  # a choice is made
+            placed.place(widget.value)
+            widget.disabled = button.disabled = True
+
+    button.on_click(place)
+    widget.disabled = button.disabled = placed.value is not None
+    display(ipywidgets.VBox([ipywidgets.HTML(f"<b>Place your bet.</b> {as_html(question)}"), widget, button]))
     return placed
+
+
+def range_of(values: tuple | list[str], unit: str) -> str:
+    """What one can bet on, as Markdown within a quotation."""
+    if isinstance(values, tuple):
+        return f"<br>(from {values[1]:,} to {values[2]:,} {unit}".rstrip() + ")"
+    return "".join(f"\n> - {choice}" for choice in values)

@@ -31,14 +31,14 @@ RDONLY, NOSUID, NODEV, NOEXEC, BIND, REC, PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 <
 MOUNT_SETATTR, RECURSIVE, PIVOT_ROOT = 442, 0x8000, {"x86_64": 155, "aarch64": 41}
 SET_PDEATHSIG, SET_DUMPABLE, CAPBSET_DROP, SET_NO_NEW_PRIVS = 1, 4, 24, 38
 SET_SECCOMP, ARCHITECTURE = 22, {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-# Calls that no answer needs: memory that nobody counts, and ways into the kernel.
+# Calls that no answer needs: memory that nobody counts, more cores, and ways into the kernel.
 CALLS = [
-    "memfd_create", "io_uring_setup", "bpf", "userfaultfd", "perf_event_open", "add_key", "request_key", "keyctl",
-    "shmget", "semget", "msgget", "vmsplice", "memfd_secret",
+    "memfd_create", "sched_setaffinity", "io_uring_setup", "bpf", "userfaultfd", "perf_event_open", "add_key",
+    "request_key", "keyctl", "shmget", "semget", "msgget", "vmsplice", "memfd_secret",
 ]  # fmt: skip
 REFUSED = {
-    "x86_64": (319, 425, 321, 323, 298, 248, 249, 250, 29, 64, 68, 278, 447),
-    "aarch64": (279, 425, 280, 282, 241, 217, 218, 219, 194, 190, 186, 75, 447),
+    "x86_64": (319, 203, 425, 321, 323, 298, 248, 249, 250, 29, 64, 68, 278, 447),
+    "aarch64": (279, 122, 425, 280, 282, 241, 217, 218, 219, 194, 190, 186, 75, 447),
 }
 PRLIMIT, SOCKETS = {"x86_64": 302, "aarch64": 261}, {"x86_64": (41, 53), "aarch64": (198, 199)}  # socket, socketpair
 MMAP, SHARED_ANONYMOUS = {"x86_64": 9, "aarch64": 222}, 0x21

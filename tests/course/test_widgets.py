@@ -1,12 +1,14 @@
 """Explorers: one picture for paper, the same on every machine; live ones redraw when a control moves, and in ipywidgets
-7 as in 8. Bets: kept until the result, and sensible where nobody can place one."""
+7 as in 8. Bets: the result is hidden until one is placed, and where nobody can place one."""
 
 import io
 import sys
+import warnings
 
 import ipywidgets
 import pytest
 from IPython.display import Image
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from rlcourse.course import widgets
@@ -20,6 +22,11 @@ def draw(ax, height=1.0, sign="plus", grid=False):
 
 CONTROLS = {"height": (1.0, 0.0, 3.0, 0.5), "sign": ["plus", "minus"], "grid": False}
 STATIC = [{"height": 1.0}, {"height": 2.0, "sign": "minus"}]
+
+
+@pytest.fixture
+def bets(monkeypatch):
+    monkeypatch.setattr(widgets, "bets", {})
 
 
 @pytest.fixture
@@ -70,6 +77,7 @@ def test_moving_a_control_redraws_with_its_value_and_those_of_the_others(name, v
 
 # Every class and argument of ipywidgets that the explorers use, as ipywidgets 7.7 (Colab's) declares them.
 IN_7_7 = {
+    "Button": {"description"},
     "Checkbox": {"value", "indent", "description", "style", "layout"},
     "Dropdown": {"options", "value", "description", "style", "layout"},
     "HTML": {"value"},
@@ -82,7 +90,7 @@ IN_7_7 = {
 }
 
 
-def test_nothing_is_used_that_ipywidgets_7_lacks(shown, monkeypatch):
+def test_nothing_is_used_that_ipywidgets_7_lacks(bets, shown, monkeypatch):
     class Recorder:
         """ipywidgets, but a class takes no argument that 7.7 does not have."""
 
@@ -99,53 +107,98 @@ def test_nothing_is_used_that_ipywidgets_7_lacks(shown, monkeypatch):
     assert {name: type(widget) for name, widget in controls.items()} == kinds
     assert not controls["height"].continuous_update  # one picture a move, not one a pixel
     for values, kind in (((25, 0, 50, 5), ipywidgets.IntSlider), (["yes", "no"], ipywidgets.RadioButtons)):
-        widgets.bet(f"how {values}?", values)
+        placed = widgets.bet(f"how {values}?", values)
         assert isinstance(shown[-1].children[1], kind)
+        placed.result(3)
 
 
 # Bets ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def bets(monkeypatch):
-    monkeypatch.setattr(widgets, "bets", {})
+def ask(shown, values, unit="") -> tuple:
+    """A live bet, its control, and a function that presses its button."""
+    placed = widgets.bet(f"How many of `{values}`?", values, unit)
+    _, control, button = shown[-1].children
+    return placed, control, button.click
 
 
-def text(shown) -> str:
-    return shown[-1].data
+def said(shown) -> str:
+    """The text of what was displayed last, whatever displays it."""
+    last = shown[-1]
+    parts = last.children if isinstance(last, ipywidgets.VBox) else [last]
+    return " ".join(getattr(p, "data", "") or getattr(p, "value", "") or getattr(p, "description", "") for p in parts)
 
 
-def test_a_bet_is_kept_and_stands_on_the_result(bets, shown):
-    placed = widgets.bet("How many points?", (25, 0, 50, 5), unit="points")
-    question, slider = shown[0].children
-    assert "How many points?" in question.value and slider.value == 25 and str(placed) == "a common bet: 25 points"
+def test_a_bet_counts_once_its_button_is_pressed_and_then_stands(bets, shown):
+    placed, slider, press = ask(shown, (25, 0, 50, 5), "points")
     slider.value = 40
+    assert placed.value is None  # moving a control places nothing
+    press()
+    assert placed.value == 40 and slider.disabled
+    again, slider, _ = ask(shown, (25, 0, 50, 5), "points")  # the cell is run again
+    assert again is placed and slider.value == 40 and slider.disabled
+    placed, menu, press = ask(shown, ["a", "b"])
+    press()
+    assert placed.value is None and menu.value is None  # nothing is chosen yet
+    menu.value = "b"
+    press()
+    assert placed.value == "b" and ask(shown, ["a", "b"])[1].value == "b"
+
+
+@pytest.mark.parametrize("way", ["the bet is placed later", "the reader doesn't want to bet"])
+def test_a_result_is_hidden_until_the_bet_is_placed_or_the_reader_goes_on(way, bets, shown):
+    placed, _, press = ask(shown, (25, 0, 50, 5), "points")
     placed.result(8.26)
-    assert "your bet: 40 points" in text(shown) and "the result: 8.26 points" in text(shown)
-    placed = widgets.bet("What happens?", ["nothing", "it falls"])
-    menu = shown[-1].children[1]
-    assert menu.value is None and placed.value == "nothing" and not placed.placed
-    menu.value = "it falls"
-    placed.result("it falls")
-    assert "your bet: it falls ✔" in text(shown)
-    placed.result("nothing")
-    assert "your bet: it falls ✘" in text(shown)
+    assert "You haven't bet yet" in said(shown) and "8.26" not in said(shown)
+    press() if way == "the bet is placed later" else shown[-1].children[1].click()
+    assert "the result: 8.26 points" in said(shown)
+    assert ("your bet: 25 points" in said(shown)) == (way == "the bet is placed later")
 
 
-def test_a_cell_that_runs_again_finds_the_bet_that_was_placed(bets, shown):
-    widgets.bet("How many?", (25, 0, 50, 5))
-    widgets.bet("Which?", ["a", "b"])
-    shown[0].children[1].value, shown[1].children[1].value = 40, "b"
-    assert widgets.bet("How many?", (25, 0, 50, 5)).value == 40 and shown[2].children[1].value == 40
-    assert widgets.bet("Which?", ["a", "b"]).value == "b" and shown[3].children[1].value == "b"
+@pytest.mark.parametrize(
+    ("bet_on", "found", "score"),
+    [
+        (40, 8.26, "your bet: 40 points – off by 31.7 points"),
+        (8, [7, 8.5, 9.5], "your bet: 8 points – inside the 3 seeds' range"),
+        (5, [7, 8.5, 9.5], "your bet: 5 points – off by 2 points"),
+        (10, [7, 8.5, 9.5], "your bet: 10 points – off by 0.5 points"),
+        (8, 8, "your bet: 8 points – exactly right"),
+        ("it falls", "it falls", "your bet: it falls ✔"),
+        ("it falls", "nothing", "your bet: it falls ✘"),
+    ],
+)
+def test_a_bet_is_scored_against_the_result_or_the_range_of_the_seeds(bet_on, found, score, bets, shown):
+    placed = widgets.bet("What?", ["nothing", "it falls"] if isinstance(bet_on, str) else (25, 0, 50, 1), "points")
+    placed.place(bet_on)
+    placed.result(found)
+    assert score in said(shown)
+    if isinstance(found, list):
+        assert "the result: 8.33 points, the mean of 3 seeds from 7 to 9.5" in said(shown)
 
 
-def test_where_nobody_can_bet_the_question_is_text_and_the_usual_bet_stands(bets, shown, monkeypatch):
-    monkeypatch.setenv("RLCOURSE_STATIC", "1")
-    placed = widgets.bet("How many points?", (25, 0, 50, 5), unit="points")
-    assert "Place your bet.** How many points?" in text(shown) and "a common bet: 25 points" in text(shown)
-    placed.result(8)
-    assert "a common bet: 25 points<br>the result: 8 points" in text(shown)
-    monkeypatch.delenv("RLCOURSE_STATIC")
-    monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    assert widgets.bet("And now?", ["a", "b"]).value == "a" and "And now?" in text(shown)
+@pytest.mark.parametrize("why", ["a notebook that ships", "no ipywidgets"])
+def test_where_nobody_can_bet_the_question_has_no_answer_and_the_result_is_closed(why, bets, shown, monkeypatch):
+    if why == "no ipywidgets":
+        monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    else:
+        monkeypatch.setenv("RLCOURSE_STATIC", "1")
+    placed = widgets.bet("How many with `a < b`?", (25, 0, 50, 5), unit="points")
+    assert said(shown) == "> **Place your bet.** How many with `a < b`?<br>(from 0 to 50 points)"
+    placed.result([8, 9])
+    summary, result = said(shown).split("</summary>")
+    assert summary == "<details><summary>The result of the bet: How many with <code>a &lt; b</code>?"
+    assert result == "the result: 8.5 points, the mean of 2 seeds from 8 to 9</details>"
+    widgets.bet("And now?", ["a", "b"])
+    assert said(shown) == "> **Place your bet.** And now?\n> - a\n> - b"
+
+
+def test_a_figure_has_the_bets_line_only_once_it_is_placed(bets, shown):
+    placed = widgets.bet("How many?", (25, 0, 50, 5), "points")
+    before, after = Figure().subplots(), Figure().subplots()
+    placed.line(before)
+    placed.place(30)
+    placed.line(after)
+    with warnings.catch_warnings(action="error"):  # matplotlib's, of a legend with nothing in it
+        before.legend()
+    assert [len(line.get_xdata()) for line in before.lines] == [0]
+    assert list(after.lines[0].get_ydata()) == [30, 30] and after.lines[0].get_label() == "your bet: 30 points"

@@ -231,6 +231,11 @@ ROWS = [
     ("evaluation_seconds", "watch -k every_evaluation", const(2, 1, 1), const(2, 1, 2)),
     ("MathTask.with_settings", "watch -k worked_examples", kw("replace", "train")),
     ("Readings.right", "tasks/verify -k chosen_reading", returns(lambda found: False, "never")),
+    # a speedrun
+    ("verifier:verify", "speedrun/verifier -k new_ones", op("Lt", "Gt", 1), op("Lt", "Gt", 2)),
+    ("with_weights", "speedrun/verifier -k finite_weights", when(False, 1), when(False, 2)),
+    # the course
+    ("Bet.scored", "course/widgets -k range_of_the_seeds", op("Sub", "Add", 1), op("Sub", "Add", 2)),
 ]
 
 

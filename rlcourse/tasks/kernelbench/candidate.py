@@ -120,7 +120,7 @@ def box(device: torch.device, memory_bytes: int) -> Box:
     if device.type == "cuda":
         system += [*driver_folders(), "/sys"]
         devices = ["/dev/zero", *(path for path in glob.glob("/dev/nvidia*") if not os.path.isdir(path))]
-        allowed = ["memfd_create"]  # the driver asks for one
+        allowed = ["memfd_create", "sched_setaffinity"]  # which the driver and its libraries may call
     else:
         own_limits = {"DATA": memory_bytes}  # on a GPU, CUDA reserves far more than it takes
     return Box(
