@@ -5,6 +5,7 @@ limits, like `rlcourse.tasks.math`.
 """
 
 import re
+from dataclasses import replace
 
 # These are no answer: SymPy would compute the integral that the problem asks for, and find it equal.
 TO_COMPUTE = re.compile(
@@ -97,13 +98,12 @@ def compare(item: tuple[str, str, bool]) -> tuple[bool, str | None]:
     tuples and matrices exactly, decimals to 6 places at least (`places`); percent signs don't count, nor a unit that
     only one of the two has. Anything else must be written alike.
     """
-    from latex2sympy2_extended import NormalizationConfig
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
     gold, written, boxed = item
-    # Its own units would take the t off 3t.
-    usual = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True)
-    latex, answer = LatexExtractionConfig(normalization_config=usual), written
+    usual = LatexExtractionConfig().normalization_config
+    latex = LatexExtractionConfig(normalization_config=replace(usual, units=False))  # its units: the t of 3t
+    answer = written
     if not boxed:
         found = parse(written, [latex, ExprExtractionConfig()], parsing_timeout=None)
         answer = str(found[-1]) if found else None
