@@ -95,7 +95,7 @@ def test_an_adapter_is_merged_one_matrix_at_a_time(tied):
 def test_the_weights_of_a_sharded_model_are_gathered(policy, monkeypatch):
     """FSDP makes classes of its own; every rank gathers the same weights in the same order."""
     gathered = []
-    monkeypatch.setattr(lora, "whole", lambda weight: gathered.append(weight) or weight.clone())
+    monkeypatch.setattr(lora, "full_tensor", lambda weight: gathered.append(weight) or weight.clone())
     policy.model.__class__ = type("FSDPQwen2ForCausalLM", (type(policy.model),), {})
     assert_logprobs_are_the_models(policy, engine(policy).generate(PROMPTS, 2, 6, Sampling()), Sampling())
     assert llm().architecture == "Qwen2ForCausalLM"
