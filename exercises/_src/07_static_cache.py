@@ -155,7 +155,7 @@ def replay(tape: list, memory: dict) -> None:
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
 # About seven tuples: one for the token, two for the position (one of them makes "had not ended" a number), and four for
-# the flag, of which the last writes it. Mind that a drawn `eos` in a row that had ended changes nothing.
+# the flag, of which the last writes it. The flag only ever goes from 0 to 1, so it needs no choice.
 # </details>
 
 
