@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlcourse.course.calls import OutOfTime, gradient, time_limit, where
+from rlcourse.course.calls import OutOfTime, gradient, pieces, time_limit, where
 from rlcourse.sandbox.wire import Unreadable, plain
 
 
@@ -105,6 +105,10 @@ class Local:
     def gradient(self, *arguments, wrt: int = 0, **options) -> Tensor:
         """Gradient of the sum of the function's result with respect to argument number `wrt`, of its shape."""
         return gradient(self.function, *copied(arguments), wrt=wrt, **copied(options))
+
+    def pieces(self, *arguments) -> list[list[str]]:
+        """The graphs that Dynamo makes of a call, as `rlcourse.course.calls.pieces` has them."""
+        return pieces(self.function, *copied(arguments))
 
 
 def received(value):

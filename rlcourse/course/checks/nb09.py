@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlcourse.course.checks import Question, between, compare, draw
 from rlcourse.course.checks.builders import compare_named
-from rlcourse.course.checks.kernels import all_written, execute, kernel_question, unwritten
+from rlcourse.course.checks.kernels import all_written, execute, kernel_question
 
 q1 = Question("q1", "merge_outputs", hint="How much of the weight of all tokens falls to one place? And to the sink?")
 
@@ -251,7 +251,7 @@ def check_spans(f, spans: list[tuple[int, int]], slots: int, size: int = 64, sco
     first, last = (torch.tensor(ends, dtype=torch.int32) for ends in zip(*spans, strict=True))
     outside = (torch.arange(slots) < first[:, None]) | (torch.arange(slots) >= last[:, None])
     poisoned = [x.masked_fill(outside[..., None], torch.nan) for x in (keys, values)]
-    out = unwritten((pairs, size), torch.float32)
+    out = torch.full((pairs, size), torch.nan)
     tensors = {"q": q, "keys": poisoned[0], "values": poisoned[1], "first": first, "last": last, "out": out}
     execute(lambda: f(size), tensors)
 
