@@ -486,6 +486,6 @@ if check.q5.passed:
 # %% [markdown] tags=["solution"]
 # **The kernel** ends a graph because Dynamo can't see what it does; as an operation with a fake it's one node among
 # others. **`.item()`** saves the kernel a few slots and makes the host wait for the GPU in every layer: a kernel that
-# reads `position` on the device needs no slice. **The check** is an `if` on a number of the GPU's, so it costs a wait as
-# well. Keep the largest value in a tensor and look at it when the step is over. Fix one of the three, and the pieces
+# reads `position` on the device needs no slice. **The check** is an `if` on a number of the GPU's, so it costs a wait
+# as well. Keep the largest value in a tensor and look at it when the step is over. Fix one of the three, and the pieces
 # become fewer, and are still pieces: a CUDA graph can be recorded only once none is left.
