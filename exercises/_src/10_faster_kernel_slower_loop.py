@@ -119,7 +119,7 @@ if check.q1.passed:
 #
 # ●●●○○ · 25 minutes
 #
-# A colleague brings an attention for one token a row. Query heads share the heads of the cache: with $H$ query heads
+# A colleague brings an attention for one token per row. Query heads share the heads of the cache: with $H$ query heads
 # and $K$ key-value heads, the first $H/K$ query heads belong to the first key-value head, and so on. Her model for
 # tests has one head and full caches, and there the tokens are nearly right.
 
@@ -234,7 +234,7 @@ except NotImplementedError:
 #
 # ●●○○○ · 12 minutes
 #
-# A kernel wants two numbers a row, not a mask: the first slot and the last slot that it may attend to. The mask of a
+# A kernel wants two numbers per row, not a mask: the first slot and the last slot that it may attend to. The mask of a
 # decode step is `[B, 1, 1, S]`: either truths (True is seen), or numbers that are added to the scores (0 is seen,
 # `-inf` hidden). Rows are padded on the left, so what a row sees is one run of slots, never empty. Return them as int64
 # `[2, B]`: first slots, last slots. If the mask is `None`, raise `ValueError`: never guess.

@@ -526,7 +526,7 @@ for name, shape, size in (("embedded, float32", small, 4), ("Qwen2.5-0.5B, bfloa
 #
 # How fast are bytes? Don't take it from a data sheet. Copy a large piece of memory, and count it twice, as it is read
 # and written. (Reading alone may be a little faster than a copy, so the floor is not exact.) While at it, multiply two
-# large matrices, for operations a second. A step must do both, so its floor is the **longer** of the two times.
+# large matrices, for operations per second. A step must do both, so its floor is the **longer** of the two times.
 
 # %%
 from rlcourse.measure.roofline import measure_machine
@@ -645,7 +645,7 @@ explorer(
 # %% [markdown]
 # ## 5 · Writing and learning
 #
-# Decoding reads all weights to write one token a row. What if the tokens were already there? The **same tokens**
+# Decoding reads all weights to write one token per row. What if the tokens were already there? The **same tokens**
 # through the **same weights**: one by one over a cache (*decode*), or all in one pass (*prefill*). The results are
 # equal, as they must be.
 
@@ -701,10 +701,10 @@ print(f"once forward and twice backward for each of {passes} micro-batches")
 
 # %% [markdown]
 # *Arithmetic intensity* is operations over bytes: how often a byte is used once it has been fetched. A machine has an
-# intensity of its own, operations a second over bytes a second, called the *ridge*. If nothing else holds a program up,
-# it waits for bytes below the ridge and for arithmetic above it. Draw both limits and you get a roof (Williams et al.
-# 2009). **Look for** where decoding and the update stand, and for the two ways up: right along the slope, or straight
-# up to the roof.
+# intensity of its own, operations per second over bytes per second, called the *ridge*. If nothing else holds a program
+# up, it waits for bytes below the ridge and for arithmetic above it. Draw both limits and you get a roof (Williams et
+# al. 2009). **Look for** where decoding and the update stand, and for the two ways up: right along the slope, or
+# straight up to the roof.
 
 # %% tags=["hide-input"]
 # @title Figure: the roofline of the H200
@@ -729,18 +729,17 @@ plt.show()
 intensity = {"decode": points[1][1].intensity, "update": learned.intensity}
 
 # %% [markdown]
-# Decoding 64 rows does {{ intensity["decode"]:.0f }} operations a byte, the update {{ intensity["update"]:,.0f }}, and
-# the ridge lies at {{ gpu.ridge:.0f }}. {{ assert intensity["decode"] < gpu.ridge < intensity["update"] }} The update
-# runs at {{ row["tflops"]:.0f }} of the {{ peak:.0f }} TFLOP/s that a large matrix product reaches there. (Its bytes
-# are those of weights, gradients and optimizer. What activations move depends on the program and is not counted.)
+# Decoding 64 rows does {{ intensity["decode"]:.0f }} operations per byte, the update {{ intensity["update"]:,.0f }},
+# and the ridge lies at {{ gpu.ridge:.0f }}. {{ assert intensity["decode"] < gpu.ridge < intensity["update"] }} The
+# update runs at {{ row["tflops"]:.0f }} of the {{ peak:.0f }} TFLOP/s that a large matrix product reaches there. (Its
+# bytes are those of weights, gradients and optimizer. What activations move depends on the program and is not counted.)
 #
 # ## 6 · Memory
 #
 # Time is half of it; the other limit is what must be in memory at once. Lesson 05 counted the parts. `MemoryTimeline`
 # watches them: the memory of this process, every few milliseconds. **Look for** the rises in the update: one for each
-# of the {{ passes }} micro-batches. (The update takes longer here than in section 1. There, groups whose answers all
-# earned the same have no gradient and are left out, {{ 100 * idle:.0f }} % of the groups; here all rows train. {{
-# assert idle > 0.25 }})
+# of the {{ passes }} micro-batches. (All rows train here, so it takes longer than in section 1. {{ assert idle > 0.25
+# }})
 
 # %%
 from rlcourse.losses import aggregate
@@ -827,7 +826,7 @@ for text, kind in CASES.items():
 #
 # ## Check yourself
 #
-# 1. A rollout is 80 % of a step. A colleague makes it 4 times as fast. What does the step gain? What can anyone?
+# 1. A rollout is 80% of a step. A colleague makes it 4 times as fast. What does the step gain? What can anyone?
 #
 # <details><summary>Answer</summary>
 # The new time is 0.2 + 0.8 / 4 = 0.4, so 2.5 times. With a rollout that takes no time: 1 / 0.2 = 5 times.
@@ -840,10 +839,10 @@ for text, kind in CASES.items():
 # The model. The first line only asked for the work; `.item()` waits for all of it. Synchronise before you read a clock.
 # </details>
 #
-# 3. `nvidia-smi` shows 98 % during your rollout. Is there anything left to gain?
+# 3. `nvidia-smi` shows 98% during your rollout. Is there anything left to gain?
 #
 # <details><summary>Answer</summary>
-# It may be nearly everything. 98 % says that some kernel ran nearly always, not that it did much. Compare the step with
+# It may be nearly everything. 98% says that some kernel ran nearly always, not that it did much. Compare the step with
 # its floor.
 # </details>
 #
@@ -863,7 +862,7 @@ for text, kind in CASES.items():
 #
 # ## Exercises
 #
-# [exercises/06_where_time_goes.ipynb](../exercises/06_where_time_goes.ipynb): fix a busy fraction of 140 %, find out
+# [exercises/06_where_time_goes.ipynb](../exercises/06_where_time_goes.ipynb): fix a busy fraction of 140%, find out
 # how many rows are free, spend two weeks of work well, and read self times from a trace. Then go on to [07 · From
 # generate to one CUDA graph a step](07_static_cache.ipynb).
 #

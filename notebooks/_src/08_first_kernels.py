@@ -276,9 +276,8 @@ print("and with n = 128: ", caught(Add(guard=False), *torch.randn(3, 128).unbind
 # The last line is the one to remember. The kernel is as wrong as before, but 128 is a multiple of the block, so no
 # thread is to spare. **Test with lengths that don't fit.**
 #
-# "Nothing found" isn't "correct". The interpreter sees what this run did with these sizes: accesses out of bounds or
-# misaligned, bytes read that nobody wrote, threads that wait for ever, warps that race. It doesn't see races between
-# lanes of one warp, and it knows nothing of speed.
+# "Nothing found" isn't "correct". The interpreter sees what this run did with these sizes, no races between lanes of
+# one warp, and nothing of speed.
 #
 # ### What it interprets
 #
@@ -294,8 +293,7 @@ print("\n".join(line for line in body if line.strip() and ".loc" not in line))
 # %% [markdown]
 # `%tid.x` and `%ctaid.x` are the thread and the block. `setp` compares, and `@%p1 bra` jumps in the lanes for which the
 # predicate `%p1` holds. The two `ld.global.b32`, the `add.f32` and the `st.global.b32` are the work. What to look for
-# in a PTX file: the width of loads, and `.local`, a thread's own array that ended up in slow memory because it's
-# indexed with a number that the compiler doesn't know.
+# in a PTX file: the width of loads, and `.local`, an array that ended up in slow memory.
 #
 # ## 4 · Layouts
 #
@@ -375,8 +373,7 @@ plt.show()
 # %% [markdown]
 # A tile is cut out of a layout by *dividing* it: the result has the place **within** a tile, and **which** tile.
 # Nothing is moved, only strides are worked out. Dividing `(4,8):(8,1)` by tiles of 2 × 4, CuTe says `{{
-# asked["divided"] }}`: within a tile the old strides, from tile to tile the old strides times the tile. In
-# `tiled_divide`, row and column of the tile are modes of their own, so its index is (place, row, column).
+# asked["divided"] }}`: within a tile the old strides, from tile to tile the old strides times the tile.
 #
 # ### Threads and values
 #
@@ -573,8 +570,7 @@ plt.show()
 # %% [markdown]
 # One row per warp: each lane holds its part of the row in registers, so the row is read from memory **once**. Then each
 # lane adds up its own squares (`reduce`), the butterfly adds up the lanes (`warp_reduction_sum`), and every lane scales
-# and writes what it holds. Inputs and outputs have 16 bits, sums have 32: a bfloat16 that starts at 0 and gets 1 added
-# over and over never passes 256.
+# and writes what it holds. Inputs and outputs have 16 bits, sums have 32.
 
 
 # %%
@@ -888,9 +884,8 @@ fastest.result(FATES[0] if lead > 1.5 else FATES[1] if lead > 1.05 else FATES[2]
 #   such chain: as transformers writes it, one step takes {{ attention["fused-compiled"] / attention["fused-cute"]:.0f
 #   }} times as long compiled as in a kernel of its own (lesson 09). {{ assert attention["fused-compiled"] > 10 *
 #   attention["fused-cute"] }}
-# - **To know when to stop.** If you can work out the floor, you don't spend a week on a kernel that's done.
-# - **For the numbers.** You say where to round. Where two programs must agree, as sampler and trainer in [lesson
-#   11](11_engine_for_rl.ipynb), you want to be the one who decides.
+# - **For the numbers.** You say where to round. Where two programs must agree, as sampler and trainer in
+#   [lesson 11](11_engine_for_rl.ipynb), you want to be the one who decides.
 #
 # If it's elementwise, or a sum along a row, let the compiler do it.
 #
@@ -1078,7 +1073,7 @@ print(torch.ops.rlcourse.add_rms_norm.default._schema)
 #
 # ## Check yourself
 #
-# 1. A warp loads 4 bytes a lane, and the first lane's address is 16 bytes past a multiple of 32. How many sectors?
+# 1. A warp loads 4 bytes per lane, and the first lane's address is 16 bytes past a multiple of 32. How many sectors?
 #
 # <details><summary>Answer</summary>
 # Five: 128 bytes that begin in the middle of a sector end in the middle of another. 128 of 160 bytes are used.

@@ -662,7 +662,7 @@ display(Markdown("\n".join([*lines, "", provenance(story)])))
 # %% [markdown]
 # The kernel was never slow. It ended the compiled graph in every layer, so the step lost what compiling was worth; the
 # GPU spent the difference waiting for the host. As an operation it costs nothing to keep the graph, and the gain is
-# real but small. The large gain came from launching the whole step at once.
+# real but small. The large gains came from a step of our own: one launch, and fused kernels all the way through.
 #
 # ## 9 · Before you believe that a kernel is faster
 #
@@ -672,14 +672,14 @@ display(Markdown("\n".join([*lines, "", provenance(story)])))
 #    sure that a mask arrives.
 # 3. **Time the loop, not the call**, beside its baseline in the same run, and beside the **eager** loop: if you are
 #    near that, look for what switched the compiler off.
-# 4. **Count** graphs, pieces a step and numbers that the host reads. A backend of a few lines does it, on a CPU, in a
+# 4. **Count** graphs, pieces per step and numbers that the host reads. A backend of a few lines does it, on a CPU, in a
 #    test. Set tripwires: `fullgraph=True`, `opcheck`.
 # 5. **Look at what waits.** If the GPU is idle half of the time, work on that and not on kernels.
 # 6. **End at the training step**, measured, beside the prediction.
 #
 # ## Check yourself
 #
-# 1. A kernel is 10 times as fast as its baseline; attention is 10 % of the step. What is the best you can hope for?
+# 1. A kernel is 10 times as fast as its baseline; attention is 10% of the step. What is the best you can hope for?
 #
 # <details><summary>Answer</summary>
 # 1 / (0.9 + 0.01) = 1.10 times. Attention for free would give 1.11.

@@ -132,7 +132,7 @@ assert counted == 6 * linear * rows * length
 # %% tags=["hide-input"]
 # @title Tokens of an answer, and answers of a micro-batch
 asked = [len(policy.prompt(problem.question)) for problem in load_task("minigsm").problems("train")[:512]]
-once = sum(asked) / len(asked) / 8 + 256  # tokens an answer: 8 share a prompt, which is computed once (section 5)
+once = sum(asked) / len(asked) / 8 + 256  # tokens an answer: 8 share a prompt, which is computed once (section 4)
 rollouts = [torch.tensor(asked[i : i + 32]).repeat_interleave(8) + 256 for i in range(0, 512, 32)]  # prompt and answer
 cut = [micro_batches(torch.arange(256), lengths, large_gpu.micro_batch_tokens) for lengths in rollouts]
 most = max(len(rows) for rows in itertools.chain(*cut))
@@ -142,7 +142,7 @@ print(f"{once:.0f} tokens an answer; a micro-batch of 256 answers has {most} of 
 # %%
 def kept_by_a_layer(shape) -> int:
     """Bytes that a layer of `rlcourse/exact/layers.py` keeps of each token for its backward pass. float32: the residual
-    stream before attention and before the MLP, sums of squares for their norms, one number a head (section 8); bf16: q,
+    stream before attention and before the MLP, sums of squares for their norms, one number a head (section 7); bf16: q,
     k, v, attention's output, and SwiGLU's gate and up projections."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     stream = 2 * (4 * shape.hidden + 4 * shape.hidden // 32)
