@@ -7,7 +7,7 @@
 # ---
 
 # %% [markdown]
-# Four puzzles for [lesson 06](../notebooks/06_where_time_goes.ipynb): a GPU that was busy 140 % of the time, the rows
+# Four puzzles for [lesson 06](../notebooks/06_where_time_goes.ipynb): a GPU that was busy 140% of the time, the rows
 # that cost nothing, two weeks of work to spend, and the time that an operator spent itself. Write your code where it
 # says `# YOUR CODE HERE`, then run the cell below it. Use `torch` and Python's own modules: the functions must stand by
 # themselves.
@@ -26,7 +26,7 @@ torch.manual_seed(0)
 print("ready")
 
 # %% [markdown]
-# ## q1 · Busy 140 % of the time
+# ## q1 · Busy 140% of the time
 #
 # ●●○○○ · 20 minutes
 #
@@ -96,7 +96,7 @@ check.q1(busy_fraction)
 
 # %% [markdown]
 # Your function on a made-up device with two streams, window by window. **Look for** the windows in which the sum of
-# the durations is above 100 %.
+# the durations is above 100%.
 
 # %% tags=["hide-input"]
 # @title Figure: busy, and the sum of durations
@@ -122,7 +122,7 @@ if check.q1.passed:
 # **The window.** A kernel counts with its part inside, at both edges. **The clock.** A float32 has 24 bits: at seven
 # billion microseconds it can't tell two moments apart that are half a millisecond from each other. **The latest end.**
 # A short kernel within a long one ends before it; if the next one is compared with the short one's end, time that the
-# long one covers counts twice. This one is quiet: 70 % looks as plausible as 60 %.
+# long one covers counts twice. This one is quiet: 70% looks as plausible as 60%.
 
 # %% [markdown]
 # ## q2 · How many rows are free?
@@ -187,7 +187,7 @@ check.q2(free_rows)
 
 # %% [markdown]
 # Your function for half a billion weights in bfloat16 on a GPU with 4 TB/s and 800 TFLOP/s, where a row is free if the
-# step takes at most 5 % longer. **Look for** what a CUDA graph does to the number of free rows, and why that is no
+# step takes at most 5% longer. **Look for** what a CUDA graph does to the number of free rows, and why that is no
 # argument against it.
 
 # %% tags=["hide-input"]
@@ -261,7 +261,7 @@ def best_plan(
 check.q3(best_plan)
 
 # %% [markdown]
-# Your plan for a step of 6 seconds, of which 95 % are the rollout. The days are made up. **Look for** what a
+# Your plan for a step of 6 seconds, of which 95% are the rollout. The days are made up. **Look for** what a
 # single day buys, and for what is never bought.
 
 # %% tags=["hide-input"]
@@ -280,7 +280,7 @@ if check.q3.passed:
         print(f"{budget:2} days: {seconds.sum() / parts.sum():5.1f}×  {made}")
 
 # %% [markdown] tags=["solution"]
-# **Why no order works.** Amdahl's ceilings move with every change. Two changes to the rollout that promise 50 % each
+# **Why no order works.** Amdahl's ceilings move with every change. Two changes to the rollout that promise 50% each
 # do not take it all away; and once it is fast, the update that nobody looked at is half of the step. **What is
 # never bought.** Loader workers and pinned memory, however large their speed-ups: their phase is a few thousandths of
 # the step. They get a day only if one is left over, with nothing else to do.

@@ -155,7 +155,7 @@ def replay(tape: list, memory: dict) -> None:
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
 # About seven tuples: one for the token, two for the position (one of them makes "had not ended" a number), and four for
-# the flag, of which the last writes it. Mind that a drawn `eos` in a row that had ended changes nothing.
+# the flag, of which the last writes it. The flag only ever goes from 0 to 1, so it needs no choice.
 # </details>
 
 
@@ -204,7 +204,7 @@ if check.q2.passed:
 #
 # ●●●●○ · 25 minutes
 #
-# Draw one token a row from the softmax of `logits`, with **one** uniform number $u \in [0, 1)$ a row. Put the
+# Draw one token per row from the softmax of `logits`, with **one** uniform number $u \in [0, 1)$ a row. Put the
 # probabilities of the tokens side by side from 0 to 1, in order: the token is the first one whose running sum
 # **exceeds** $u$. As on a GPU it is done at two levels. The vocabulary is cut into tiles of `tile` tokens (the last may
 # be shorter); first the tile, then the place in it. The log-prob of the token under the softmax of the whole row is

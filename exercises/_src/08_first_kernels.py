@@ -409,8 +409,8 @@ def sectors(addresses: torch.Tensor, size: int, active: torch.Tensor) -> torch.T
 check.q7(sectors)
 
 # %% [markdown]
-# What your function says of a load of 4 bytes a lane, with more and more distance between neighbours. **Look for** the
-# stride from which on it gets no worse.
+# What your function says of a load of 4 bytes per lane, with more and more distance between neighbours. **Look for**
+# the stride from which on it gets no worse.
 
 # %% tags=["hide-input"]
 # @title Figure: bytes moved over the stride
@@ -564,20 +564,18 @@ except Exception as error:
 
 # %% [markdown]
 # There are **four** mistakes: in the numbers, in what happens for other $n$, and in how the data moves. One of them
-# hides behind another. What is asked for: `gate` and `up` are loaded 16 bytes a thread, `out` stored likewise;
+# hides behind another. What is asked for: `gate` and `up` are loaded 16 bytes per thread, `out` stored likewise;
 # arithmetic in `Float32`, rounded **once**, at the end; and for any $n$ nothing beyond the end is touched.
 #
 # <details><summary>Hint 1: a question</summary>
-# Half a unit in the last place of a bfloat16 is 0.4 %. Where does "within one percent" come from, then? And which
+# Half a unit in the last place of a bfloat16 is 0.4%. Where does "within one percent" come from, then? And which
 # threads ever get to the `else`?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Look at the list of accesses: 16 bytes a lane would be a `v4.b32`. Then run her test with 2,050 numbers and see which
-# line the interpreter names. Once that is mended, the branch for the rest runs for the first time in its life: read it
-# as if it were new.
-# </details>
-# <details><summary>Hint 3: the shape of the answer</summary>
+# Look at the list of accesses: 16 bytes per lane would be a `v4.b32`. Then run her test with 2,050 numbers and see
+# which line the interpreter names. Once that is mended, the branch for the rest runs for the first time in its life:
+# read it as if it were new. </details> <details><summary>Hint 3: the shape of the answer</summary>
 #
 # Her code with four changes: another condition in front of the pieces (a whole piece must exist), a second register
 # tensor with its own copy, one conversion less, and one line more in the `else`.
@@ -659,11 +657,10 @@ check.q9(ReluSquared)
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Thread $t$ takes the elements $t, t + 128, \dots$. Two barriers a row: one between writing and reading the shares, and
-# one between reading them and the next row, which writes them again. Every thread must come to both, so neither may
+# Thread $t$ takes the elements $t, t + 128, \dots$. Two barriers per row: one between writing and reading the shares,
+# and one between reading them and the next row, which writes them again. Every thread must come to both, so neither may
 # stand within `if thread == 0`. A condition on the row is no danger: all threads of a block have the same row.
-# </details>
-# <details><summary>Hint 3: the shape of the answer</summary>
+# </details> <details><summary>Hint 3: the shape of the answer</summary>
 #
 # A loop of two. In it: the row and whether it exists; a sum of four squares; the sum over the warp; one lane of each
 # warp writes; barrier; one thread adds four numbers and writes the root; barrier.

@@ -280,7 +280,7 @@ if check.q3.passed:
 # Shapes: `instructions`, `flight` `[2]` float64; the others are numbers; result `[5]` float64.
 #
 # <details><summary>Hint 1: a question</summary>
-# What are the units of each of the three times? How many bytes a µs is one GB/s?
+# What are the units of each of the three times? How many bytes per µs is one GB/s?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
@@ -315,7 +315,7 @@ def two_changes(
 check.q4(two_changes)
 
 # %% [markdown]
-# Your model for kernels like those of the lesson (75 and 7 instructions a token and head; 12 and 127 KB in flight in
+# Your model for kernels like those of the lesson (75 and 7 instructions per token and head; 12 and 127 KB in flight in
 # each SM) on two cards, with a latency of 0.7 µs. **Look for** what each change brings alone.
 
 # %% tags=["hide-input"]
@@ -455,7 +455,7 @@ if check.q5.passed:
 
 # %% [markdown] tags=["solution"]
 # **What is slow in it.** Each slot costs five shuffles and as many additions to sum up one score. The loads are 4 bytes
-# a lane, and a warp has few of them in flight: the compiler asks for four slots in a row, and not again until their
-# scores are done. The lesson's simple kernel gives a token to 8 lanes instead of 32, loads 16 bytes a lane, does all
+# per lane, and a warp has few of them in flight: the compiler asks for four slots in a row, and not again until their
+# scores are done. The lesson's simple kernel gives a token to 8 lanes instead of 32, loads 16 bytes per lane, does all
 # query heads of a key-value head with one load, and has four warps a block. **The poison** is why `cutlass.range(begin,
 # end)` and not a loop over all slots with a weight of 0 for those outside: 0 times nan is nan.

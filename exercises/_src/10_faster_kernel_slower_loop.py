@@ -7,10 +7,11 @@
 # ---
 
 # %% [markdown]
-# Four exercises for [lesson 10](../notebooks/10_faster_kernel_slower_loop.ipynb), none of them a kernel. They are about
-# what stands around one: who waits for whom in a step, a colleague's attention with four mistakes in it, the slots that
-# a row may read, and what the compiler must know. The first two are puzzles. Write your code where it says
-# `# YOUR CODE HERE`, then run the cell below it. Use `torch` alone: the functions must stand by themselves.
+# Five exercises for [lesson 10](../notebooks/10_faster_kernel_slower_loop.ipynb), none of them a kernel. They are about
+# what surrounds one: who waits for whom in a step, a colleague's attention with four mistakes in it, the slots that a
+# row may read, what the compiler must know, and at the end the lesson itself: a step in sixteen pieces that you bring
+# to one. The first two and the last are puzzles. Write your code where it says `# YOUR CODE HERE`, then run the cell
+# below it. Use `torch` alone: the functions must stand by themselves.
 #
 # Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
 
@@ -118,7 +119,7 @@ if check.q1.passed:
 #
 # ●●●○○ · 25 minutes
 #
-# A colleague brings an attention for one token a row. Query heads share the heads of the cache: with $H$ query heads
+# A colleague brings an attention for one token per row. Query heads share the heads of the cache: with $H$ query heads
 # and $K$ key-value heads, the first $H/K$ query heads belong to the first key-value head, and so on. Her model for
 # tests has one head and full caches, and there the tokens are nearly right.
 
@@ -233,7 +234,7 @@ except NotImplementedError:
 #
 # ●●○○○ · 12 minutes
 #
-# A kernel wants two numbers a row, not a mask: the first slot and the last slot that it may attend to. The mask of a
+# A kernel wants two numbers per row, not a mask: the first slot and the last slot that it may attend to. The mask of a
 # decode step is `[B, 1, 1, S]`: either truths (True is seen), or numbers that are added to the scores (0 is seen,
 # `-inf` hidden). Rows are padded on the left, so what a row sees is one run of slots, never empty. Return them as int64
 # `[2, B]`: first slots, last slots. If the mask is `None`, raise `ValueError`: never guess.
@@ -371,3 +372,120 @@ if check.q4.passed:
 # **Why strides.** The compiler makes code for what comes after from the fake alone. With wrong strides that code reads
 # the right memory in the wrong order; nothing fails but, at best, an assertion far away. **Why no computing.** A fake
 # is called with tensors that have no data. `q.new_empty(...)` is enough, and is the same on every device.
+
+# %% [markdown]
+# ## q5 · From sixteen pieces to one
+#
+# ●●●●○ · 30 minutes
+#
+# A colleague's decode step has four layers. `launch` starts her kernel. Here it's a few lines of PyTorch that Dynamo
+# may not look into, which is how a launcher written in C looks to Dynamo.
+
+
+# %%
+@torch.compiler.disable
+def launch(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    """Attention of one token per row to the slots up to its position. q: [B, D]; keys, values: [B, S, D]."""
+    seen = torch.arange(keys.shape[1]) <= position[:, None]
+    scores = (keys @ q[:, :, None])[..., 0] / q.shape[1] ** 0.5
+    return (scores.masked_fill(~seen, -torch.inf).softmax(1)[:, None] @ values)[:, 0]
+
+
+def her_layer(x, weight, keys, values, position):
+    longest = position.max().item() + 1  # nobody needs the slots after it
+    out = launch(x @ weight, keys[:, :longest], values[:, :longest], position)
+    if out.abs().max() > 1e4:
+        raise ValueError("The attention overflowed.")
+    return x + out
+
+
+def hers(x, weights, keys, values, position):
+    for weight, k, v in zip(weights, keys, values, strict=True):
+        x = her_layer(x, weight, k, v, position)
+    return x
+
+
+# %% tags=["hide-input"]
+# @title Count pieces: `show_pieces(step)`
+def example() -> tuple:
+    """Inputs of a step: four layers, three rows, a cache of six slots."""
+    torch.manual_seed(0)
+    x, weights = torch.randn(3, 8), 0.3 * torch.randn(4, 8, 8)
+    return x, weights, *torch.randn(2, 4, 3, 6, 8).unbind(0), torch.tensor([1, 4, 2])
+
+
+def made(make):
+    """What `make` makes; None as long as it's a hole."""
+    try:
+        return make()
+    except NotImplementedError:
+        return None
+
+
+def show_pieces(step) -> None:
+    """Print the graphs that Dynamo makes of a step, in the order in which they run."""
+    from rlcourse.course.calls import pieces
+
+    ran = pieces(step, *example())
+    print(f"{step.__name__}: {len(ran)} pieces, operations in each: {[len(piece) for piece in ran]}")
+
+
+show_pieces(hers)
+
+# %% [markdown]
+# Four pieces per layer, and the kernel in none of them. Write a step with the same result that Dynamo takes as **one**
+# graph, in which the host reads no number. The kernel must stay what it is: call `launch`, as an operation. You may
+# write helpers in the cell, and you may drop what the result doesn't depend on.
+#
+# Shapes: `x` `[B, D]`; `weights` `[L, D, D]`; `keys`, `values` `[L, B, S, D]`; `position` `[B]` int64; result `[B, D]`.
+#
+# <details><summary>Hint 1: a question</summary>
+# Three lines of her layer end a graph. Which of them does the result depend on?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# The compiler needs no look into the kernel if it knows what comes out: `torch.library.custom_op(name, function,
+# mutates_args=())` makes an operation of a function with types, and `.register_fake` says what comes out. The other two
+# lines ask the GPU for a number. `launch` takes the whole cache, since it hides the slots after each position.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# An operation with its fake, made once, outside of the step. Then a loop over layers with one line in it. Whether
+# something overflowed can be asked once, outside of the step.
+# </details>
+
+
+# %% tags=["exercise"]
+def registered():
+    """`launch` as an operation that stays in the graph."""
+    # BEGIN SOLUTION
+    operation = torch.library.custom_op("exercise10::launch", launch, mutates_args=())
+    operation.register_fake(lambda q, keys, values, position: q.new_empty(q.shape))
+    return operation
+    # END SOLUTION
+
+
+def one_graph(x, weights, keys, values, position):  # call `kernel`, which the line at the end makes
+    """The step in one graph: [B, D]. x: [B, D]; weights: [L, D, D]; keys, values: [L, B, S, D]; position: [B]."""
+    # BEGIN SOLUTION
+    for weight, k, v in zip(weights, keys, values, strict=True):
+        x = x + kernel(x @ weight, k, v, position)
+    return x
+    # END SOLUTION
+
+
+kernel = made(registered)
+
+# %%
+check.q5(one_graph)
+
+# %%
+if check.q5.passed:
+    show_pieces(one_graph)
+
+# %% [markdown] tags=["solution"]
+# **The kernel** ends a graph because Dynamo can't see what it does; as an operation with a fake it's one node among
+# others. **`.item()`** saves the kernel a few slots and makes the host wait for the GPU in every layer: a kernel that
+# reads `position` on the device needs no slice. **The check** is an `if` on a number of the GPU's, so it costs a wait
+# as well. Keep the largest value in a tensor and look at it when the step is over. Fix one of the three, and the pieces
+# become fewer, and are still pieces: a CUDA graph can be recorded only once none is left.

@@ -37,7 +37,7 @@ print("ready")
 # ●●○○○ · 15 minutes
 #
 # Three colleagues each wrote a function of `n` numbers, and its backward pass. One of the three gradients is wrong in
-# one number, by at least 6 % of that gradient's largest number. You do not have the code, only measurements: values of
+# one number, by at least 6% of that gradient's largest number. You do not have the code, only measurements: values of
 # the functions around the point, in float32.
 #
 # - `steps` `[S]` float64: step sizes $h$, from large to small;
@@ -94,7 +94,7 @@ check.q1(wrong_gradient)
 # - activations: a row has `prompt` + `answer` tokens, and each token keeps `kept` bytes in each of `layers` layers.
 #   With `again` (checkpointing) each token keeps 4 × `hidden` bytes in each layer, and besides `kept` bytes for **one**
 #   layer: the one that is being computed again;
-# - logits: only the answers' tokens have them, at most `chunk` tokens at a time: `vocabulary` numbers a token, in
+# - logits: only the answers' tokens have them, at most `chunk` tokens at a time: `vocabulary` numbers per token, in
 #   float32, in three copies.
 #
 # Return the largest number of rows that need at most `budget` bytes, 0 if not even one fits. `budget` is always enough
@@ -464,7 +464,7 @@ if check.q6.passed:
 # ●●●●○ · 25 minutes
 #
 # A loss that weights all words, such as an entropy or a distance to another model's probabilities, has a gradient $g_j$
-# with respect to each probability $p_j$. For the logits $z$ this gives, like $dS$ in section 8 of the lesson,
+# with respect to each probability $p_j$. For the logits $z$ this gives, like $dS$ in section 7 of the lesson,
 #
 # $$\frac{\partial \mathcal{L}}{\partial z_j} = p_j \, \Bigl(g_j - \sum_k p_k \, g_k\Bigr) , \qquad p_j = e^{z_j -
 # \text{log\_sum}} .$$

@@ -34,8 +34,9 @@ print("ready")
 # A batch has `ids` and `labels`, both `[rows, L]` int64, as transformers takes them: the label at place `t` is the id
 # at place `t`, or -100 if it is not learned. **The model shifts by itself**: it compares its output at `t - 1` with the
 # label at `t`. Row `i` is a prompt of `prompts[i]` tokens, an answer, its end token `eos`, and from place `lengths[i]`
-# on padding. Padding may be any token, `eos` too. The first label that counts is the answer's first token, the last is
-# `eos`. Each row has one fault at most. Return its number for each row, int64 `[rows]`:
+# on padding. Padding may be any token, `eos` too, and a prompt may contain `eos` where an earlier turn ended. The first
+# label that counts is the answer's first token, the last is `eos`. Each row has one fault at most. Return its number
+# for each row, int64 `[rows]`:
 #
 # | | |
 # | --- | --- |
@@ -70,7 +71,8 @@ for ids, labels in zip(hers.tolist(), her_labels.tolist(), strict=True):
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
 # A row of places `0, 1, 2, ...` to compare with `prompts` and `lengths`. Five bools a row, made without a loop or in
-# one; then numbers where they are true. `lengths` says where padding begins; no id does.
+# one; then numbers where they are true. `lengths` says where padding begins; no id does, since a
+# prompt may hold `eos` as well.
 # </details>
 
 

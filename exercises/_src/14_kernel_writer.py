@@ -34,8 +34,8 @@ print("ready")
 #
 # A launch holds two tensors at once. A value is held from where it is loaded or computed to the last statement of the
 # launch that reads it, and a result may take the place of an operand that is read for the last time. A result of
-# `rowsum` or `rowmax` is one number a row and takes no room. Everything costs as in the lesson: 5 µs a launch, 7 µs for
-# each matrix that is loaded or stored, next to nothing for operations.
+# `rowsum` or `rowmax` is one number per row and takes no room. Everything costs as in the lesson: 5 µs per launch, 7 µs
+# for each matrix that is loaded or stored, next to nothing for operations.
 #
 # ## q1 · Cheat the judge, at three levels
 #
@@ -308,9 +308,9 @@ check.q4(by_hand)
 # %% [markdown] tags=["solution"]
 # **1** needs four inputs and two results, and the last line needs both: three tensors while `b` is computed, in any
 # order. So one value goes through memory. **2 and 3** fit one launch, in another order: the branch that reads two
-# inputs runs while both registers are free, and leaves one result behind; in 3 it leaves one number a row, which takes
-# no room, so that `u` can stay. **4** needs `u` in both branches, and a value is loaded once in a launch and held from
-# its first to its last use. In every order three tensors are needed at some point: `u`, what the other branch has left,
-# and the result of this one. There are three places to cut at which seven matrices are moved, so several programs are
-# the fastest. A compiler that may load a value twice would do better than the language allows. Inductor and nvcc are
-# allowed to.
+# inputs runs while both registers are free, and leaves one result behind; in 3 it leaves one number per row, which
+# takes no room, so that `u` can stay. **4** needs `u` in both branches, and a value is loaded once in a launch and held
+# from its first to its last use. In every order three tensors are needed at some point: `u`, what the other branch has
+# left, and the result of this one. There are three places to cut at which seven matrices are moved, so several programs
+# are the fastest. A compiler that may load a value twice would do better than the language allows. Inductor and nvcc
+# are allowed to.

@@ -7,16 +7,22 @@
 # ---
 
 # %% [markdown]
+# In June 2026 somebody wrote a GPU kernel for an RL training loop. Alone, it was 2.2 times as fast as what it replaced.
+# In the loop it produced the same tokens, without an error, and each decode step got nearly 3 times *slower* ([*Making
+# Dr GRPO go brrr*](https://kyrieblunders.bearblog.dev/making-dr-grpo-go-brrr/)). How can a faster part make the whole
+# slower? You need five lessons to solve that, and the first tool is in this one: find out where the time goes before
+# you speed anything up. Lesson 10 closes the case.
+#
 # **You will learn**
 #
 # - to time a training step phase by phase, and to say beforehand what a faster phase can give the whole;
-# - why most of what people try first cannot help, and how to see that in five minutes;
-# - to read a trace, and what "the GPU is busy" does and does not mean;
+# - why most of what people try first can't help, and how to see that in five minutes;
+# - to read a trace, and what "the GPU is busy" does and doesn't mean;
 # - to compute the time that no program can beat, and how far a real one is from it;
 # - to tell three kinds of slow apart, because each has its own cure.
 #
-# You need [lesson 05](05_full_loop.ipynb): the phases of a step. Everything live runs on the processor, even if you
-# have a GPU, so that every reader sees the same story. What a GPU does is shown from records of an H200.
+# You need [lesson 05](05_full_loop.ipynb): the phases of a step. Everything live runs on the CPU, even if you have a
+# GPU. What a GPU does is shown from records of an H200.
 
 # %%
 import os
@@ -75,18 +81,16 @@ for phase, seconds in median.items():
 share_bet.result(round(100 * median["rollout"] / step_s))
 
 # %% [markdown]
-# Two habits are in that cell. The first step is left out, because it fetches memory and loads code that the others
-# find ready. And the rest is summed up by its **median**: on a machine that others use too, a mean follows the one step
-# that was disturbed.
+# Two habits are in that cell. The first step is left out, because it fetches memory and loads code that the others find
+# ready. And the rest is summed up by its **median**: a mean follows the one step that was disturbed.
 #
-# On a GPU there is a trap. The *host*, the processor on which Python runs, only **asks** the GPU for work and goes on
-# at once, so a clock on the host times the asking. The package's `PhaseTimer` waits for the GPU at both ends of a
-# phase. Without a GPU there is nothing to wait for.
+# On a GPU there's a trap. The *host*, the CPU on which Python runs, only **asks** the GPU for work and goes on at once,
+# so a clock on the host times the asking. The package's `PhaseTimer` waits for the GPU at both ends of a phase.
 #
-# Here are the same phases on an H200, with the shape of Qwen2.5-0.5B and 64 answers of {{ load_record("step",
-# "NVIDIA H200")["setup"]["new_tokens"] }} tokens. TRL is a library that many start from, here with the usual `generate`
-# of transformers; then TRL with a flag that lets `generate` compile its *decode step*, the work for one more token of
-# each answer; then this package. **Look for** how the blue share changes.
+# Here are the same phases on an H200, with the shape of Qwen2.5-0.5B and 64 answers of {{ load_record("step", "NVIDIA
+# H200")["setup"]["new_tokens"] }} tokens: TRL with the usual `generate` of transformers; TRL with a flag that lets
+# `generate` compile its *decode step*, the work for one more token per answer; then this package. **Look for** how the
+# blue share changes.
 
 # %% tags=["hide-input"]
 # @title Figure: where a step goes
@@ -128,22 +132,20 @@ plt.show()
 part = {name: STEPS[name, 64]["rollout_s"] / STEPS[name, 64]["step_s"] for name in NAMES}
 
 # %% [markdown]
-# {{ 100 * part["trl-default"]:.0f }} % of TRL's step is the rollout, {{ 100 * part["rlcourse"]:.0f }} % of ours, and {{
-# 100 * median["rollout"] / step_s:.0f }} % here. {{ assert part["trl-default"] > 0.9 and part["rlcourse"] < 0.7 }} "The
-# rollout is the bottleneck of RL" is no law. It is a fact about one engine on one machine, and you have to measure.
-# (The record of our own step has a rest, too thin to see in the figure: loading, copies, rewards. {{ assert
-# row["variant"] == "rlcourse" and row["rollout_s"] + row["update_s"] > 0.995 * row["step_s"] }} In TRL's, all that is
-# not the rollout counts as the update.)
+# {{ 100 * part["trl-default"]:.0f }}% of TRL's step is the rollout, {{ 100 * part["rlcourse"]:.0f }}% of ours, and {{
+# 100 * median["rollout"] / step_s:.0f }}% here. {{ assert part["trl-default"] > 0.9 and part["rlcourse"] < 0.7 and
+# row["rollout_s"] + row["update_s"] > 0.995 * row["step_s"] }} "The rollout is the bottleneck of RL" isn't a law. It's
+# a fact about one engine on one machine, and you have to measure.
 #
 # ## 2 · What can it give?
 #
 # Suppose a part of the program takes the share $f$ of its time, and you make that part $g$ times as fast. The new time
-# is what you did not touch, $1 - f$, plus $f / g$. So the whole becomes faster by
+# is what you didn't touch, $1 - f$, plus $f / g$. So the whole becomes faster by
 #
 # $$\frac{1}{1 - f + f / g} \;<\; \frac{1}{1 - f} .$$
 #
-# This is Amdahl's law (1967). The bound on the right, the *ceiling*, is reached when the part takes no time at
-# all. You know it before you write a line.
+# This is Amdahl's law (1967). The bound on the right, the *ceiling*, is reached when the part takes no time at all. You
+# know it before you write a line.
 
 
 # %%
@@ -242,27 +244,20 @@ display(Markdown("\n".join(lines)))
 ladder_bet.result(TRIED[3] if whole > 2 else TRIED[2])
 
 # %% [markdown]
-# The first two lines end the discussion. A batch of prompts is a few kilobytes of text; there is nothing to hide. (The
-# loader was not timed on the H200. Its share there is all that our own step does outside rollout and update, {{ 1e3 *
-# outside_s:.0f }} ms, as a part of TRL's step: a generous upper bound. The copy was timed: token ids and mask of 64
-# *rows*, the answers that are decoded together, take {{ 1e6 * copies["copy_s"]:.0f }} µs of a step of {{
-# slow["step_s"]:.1f }} s.) {{ assert copies["copy_s"] < 1e-3 * slow["step_s"] }} That advice pays where a batch is
-# large and slow to load, as with images.
+# The first two lines end the discussion. A batch of prompts is a few kilobytes of text; there's nothing to hide. {{
+# assert copies["copy_s"] < 1e-3 * slow["step_s"] }} Compiling the model that trains can give TRL {{ 1 / (1 -
+# update_part):.2f }}× at the very most. It made the update {{ update_gain:.1f }} times as fast, and nobody would notice
+# it in the step. {{ assert update_gain > 1.2 and abs(slow["step_s"] / compiled["step_s"] - 1) < 0.05 }} Work on the
+# update is worth more in our own step, where it's {{ 100 * ours["update_s"] / ours["step_s"]:.0f }}%. **Ceilings move
+# when something else gets faster**, so divide again after each change.
 #
-# Compiling the model that trains can give TRL {{ 1 / (1 - update_part):.2f }}× at the very most. It made the update {{
-# update_gain:.1f }} times as fast, and nobody would notice it in the step. {{ assert update_gain > 1.2 and
-# abs(slow["step_s"] / compiled["step_s"] - 1) < 0.05 }} Work on the update is worth more in our own step, where it is
-# {{ 100 * ours["update_s"] / ours["step_s"]:.0f }} %. **Ceilings move when something else gets faster**, so divide
-# again after each change.
-#
-# The last two lines have the same ceiling and very different results. With 64 rows a static cache alone decodes {{
-# alone[64]:.2f }} times as fast, which is slower. {{ assert alone[64] < 1 < whole }} With the decode step compiled as
-# well, the whole training step is {{ whole:.2f }} times as fast. A ceiling says what **may** be gained, not what a
-# change collects of it: for that one must know what the time is spent on (section 3).
+# The last two lines have the same ceiling and very different results. With 64 rows a static cache alone makes decoding
+# slower. {{ assert alone[64] < 1 < whole }} With the decode step compiled as well, the whole training step is {{
+# whole:.2f }} times as fast. A ceiling says what **may** be gained, not what a change collects of it: for that you must
+# know what the time is spent on (section 3).
 #
 # How good is the law? The record has TRL's rollout before and after its decode step was compiled. **Look for** the
-# star, and for how soon each line bends away from the dotted one: from there on, work on the rollout pays less and
-# less.
+# star, and for how soon each line bends away from the dotted one.
 
 # %% tags=["hide-input"]
 # @title Figure: Amdahl's law, and a measured step
@@ -304,29 +299,39 @@ from rlcourse.rollout import make_engine
 endless = dataclasses.replace(policy, eos_ids=[policy.model.config.vocab_size])  # no token ends an answer
 decoding = make_engine(endless, "fast", torch.float32)
 prompts = [policy.prompt(problem.question) for problem in order.sample(config.num_prompts)]
-calls = {}
-for count in (1, 16, 64):
-    runs = [lambda n=n, c=count: decoding.generate(prompts[:1], c, n, config.sampling) for n in (1, pick(9, 33))]
-    few, more = (profile(run, cpu, repeats=pick(1, 3)) for run in runs)
-    difference = more.kernels - few.kernels, more.seconds - few.seconds
-    operators, seconds = (d / pick(8, 32) for d in difference)
-    calls[count] = seconds
-    print(f"{count:3} rows: {operators:.0f} operators a step, {1e3 * seconds:.2f} ms", end=", ")
+FEW, MORE = 4, pick(12, 36)  # tokens of the two lengths
+
+
+def least_seconds(rows: int, tokens: int) -> float:
+    """The least time of a rollout of `rows` rows with `tokens` tokens each: what disturbs a run only adds to it."""
+    times = []
+    for _ in range(pick(3, 8)):
+        start = time.perf_counter()
+        decoding.generate(prompts[:1], rows, tokens, config.sampling)
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+calls = {rows: (least_seconds(rows, MORE) - least_seconds(rows, FEW)) / (MORE - FEW) for rows in (1, 16, 64)}
+for rows, seconds in calls.items():
+    counts = [profile(lambda n=n, r=rows: decoding.generate(prompts[:1], r, n, config.sampling), cpu, repeats=1).kernels
+              for n in (FEW, MORE)]  # fmt: skip
+    operators = (counts[1] - counts[0]) / (MORE - FEW)
+    print(f"{rows:3} rows: {operators:.0f} operators per step, {1e3 * seconds:.2f} ms", end=", ")
     print(f"{1e6 * seconds / operators:.1f} µs each")
 
 # %% [markdown]
 # The number of operators hardly depends on the rows. With one row hardly anything is computed, and yet the step has its
 # price, the price of **calling**: Python calls PyTorch, PyTorch looks up the code for these types and makes room for
 # the result, every time. 16 times as many rows cost {{ calls[16] / calls[1]:.1f }} times as much. {{ assert calls[16] <
-# 8 * calls[1] }} A program whose time is that of its calls is *host-bound*. On a GPU this is worse, since the GPU does
-# the work so much faster while the host is no faster at all, and must also start a program on the GPU, a *kernel*, for
-# each. Starting one is a *launch*.
+# 8 * calls[1] }} A program whose time is that of its calls is *host-bound*. On a GPU this is worse: the GPU does the
+# work so much faster, while the host is no faster and must also launch a *kernel* for each call.
 #
 # ### A trace
 #
 # With `trace=` the profiler writes every event to a file in the JSON format of Chrome. Give it a path of your own and
-# open the file at [ui.perfetto.dev](https://ui.perfetto.dev): nothing is uploaded, the page reads it in your browser.
-# Keys `w` and `s` zoom, `a` and `d` move. There is no magic in the file:
+# open the file at [ui.perfetto.dev](https://ui.perfetto.dev): nothing is uploaded. Keys `w` and `s` zoom, `a` and `d`
+# move. There's no magic in the file:
 
 # %%
 path = Path(tempfile.mkdtemp()) / "decode.json"
@@ -409,39 +414,33 @@ WAYS = {
     "hf-static-compiled": "`generate`, static cache, compiled",
     "graph": "this package, a CUDA graph",
 }
-lines = ["| way | ms a step | kernels | launches | busy | tokens/s |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
+lines = ["| way | ms per step | kernels | launches | tokens/s |", "| --- | ---: | ---: | ---: | ---: |"]
 for name in sorted(WAYS, key=lambda name: -RUNGS[name, 16]["ms_per_step"]):
     row = RUNGS[name, 16]
     cells = f"{row['ms_per_step']:.2f} | {row['kernels_a_step']:,.0f} | {row['launches_a_step']:,.0f}"
-    lines.append(f"| {WAYS[name]} | {cells} | {row['busy']:.0%} | {row['tokens_per_s']:,.0f} |")
+    lines.append(f"| {WAYS[name]} | {cells} | {row['tokens_per_s']:,.0f} |")
 display(Markdown("\n".join([*lines, "", provenance(decode)])))
 eager, static, fused = (RUNGS[name, 16] for name in ("hf-dynamic", "hf-static", "hf-static-compiled"))
 
 # %% [markdown]
-# With the usual cache the GPU works {{ 100 * eager["busy"]:.0f }} % of the time, and a step needs {{
-# eager["launches_a_step"]:,.0f }} launches. {{ assert eager["busy"] < 0.2 and static["ms_per_step"] >
-# eager["ms_per_step"] > fused["ms_per_step"] > RUNGS["graph", 16]["ms_per_step"] }} That is what section 2 left open. A
-# static cache alone takes none of the launches away, it adds some; compiling the step leaves {{
-# fused["launches_a_step"]:.0f }} of {{ static["launches_a_step"]:,.0f }}. {{ assert eager["launches_a_step"] <
-# static["launches_a_step"] > 10 * fused["launches_a_step"] }} Lesson 07 tells how. Be careful with the busy fraction,
-# though:
+# That's what section 2 left open. A static cache alone takes none of the launches away, it adds some; compiling the
+# step leaves {{ fused["launches_a_step"]:.0f }} of {{ static["launches_a_step"]:,.0f }}. {{ assert
+# eager["launches_a_step"] < static["launches_a_step"] > 10 * fused["launches_a_step"] and static["ms_per_step"] >
+# eager["ms_per_step"] > fused["ms_per_step"] > RUNGS["graph", 16]["ms_per_step"] }} Lesson 07 shows how. Be careful
+# with the busy fraction, though:
 #
-# - **Low busy** says that the GPU waits, not for what. Usually it is the host, issuing one small kernel after another.
-#   It may also be a copy, or a line that asks for a number with `.item()`.
+# - **Low busy** says that the GPU waits, not for what. Usually it's the host. It may also be a copy, or a line that
+#   asks for a number with `.item()`.
 # - **High busy** says little. Each kernel may be waiting for memory, or use a fraction of the chip.
-# - It mixes two runs: kernels are counted with the profiler on, wall time without it. And it is that of a short rollout
-#   with its prefill, where the table's other columns are those of a decode step. Read it to one digit.
-# - `nvidia-smi` shows the same kind of number as *GPU-Util*: the share of its last sampling period in which any kernel
-#   ran. But it lumps all processes together, and a dashboard averages it over all phases. A step of 50 % rollout at 10
-#   % busy and 50 % update at 100 % averages 55 %, and the cure is not in the average.
+# - **It's only as good as its window.** Count a short rollout with its prefill, and you've measured something else than
+#   a decode step. `nvidia-smi`'s *GPU-Util* averages over all phases.
 #
 # ### Two traces of a GPU
 #
-# What does a GPU look like that waits? Two traces of a few decode steps of 16 rows on the H200 are in the repository's
-# folder `data/traces/nvidia-h200`, to open in Perfetto yourself. In `hf-static-breaks.json.gz` it is `generate` with a
-# static cache, compiled, and with an attention kernel of our own plugged in: the kernel is fast, and it breaks the
-# compiled step into pieces (lesson 10 is about that). `graph.json.gz` is this package's step, a CUDA graph. Here are
-# 1.5 ms of each. **Look for** the white in the lower lanes.
+# What does a GPU look like that waits? Two traces of a few decode steps of 16 rows on the H200 are in
+# `data/traces/nvidia-h200`, to open in Perfetto yourself. In `hf-static-breaks.json.gz` it's `generate` with the kernel
+# of our mystery plugged in, or rather one like it. `graph.json.gz` is this package's step, one CUDA graph. Here are 1.5
+# ms of each. **Look for** the white in the lower lanes.
 
 # %% tags=["hide-input"]
 # @title Figure: two traces on one time axis
@@ -489,27 +488,24 @@ for variant, name in TRACED.items():
 display(Markdown("\n".join([*lines, "", provenance(traced)])))
 
 # %% [markdown]
-# Above, each kernel comes when the host gets round to it, and for {{ 100 * gap["hf-static-breaks"]:.0f }} % of the step
-# there is none. Below, they stand back to back, and there is next to nothing in the host's lane: it started the first
-# of these steps {{ (STEP["graph"]["kept_steps_from_us"] + FROM_US["graph"]) / 1e3:.1f }} ms before the picture begins,
-# and waits. {{ assert gap["hf-static-breaks"] > 0.8 and gap["graph"] < 0.2 }} A faster kernel makes a line thinner. It
-# does nothing to the white. (The profiler slows down the host: the step above takes {{
-# STEP["hf-static-breaks"]["profiled_ms"]:.1f }} ms in the picture, and {{
-# STEP["hf-static-breaks"]["ms_per_step"]:.1f }} without the profiler, which is what the table divides.)
+# Above, each kernel comes when the host gets round to it, and for {{ 100 * gap["hf-static-breaks"]:.0f }}% of the step
+# there is none. Below, they're back to back, and for {{ 100 * gap["graph"]:.0f }}% there is none. {{ assert
+# gap["hf-static-breaks"] > 0.8 and gap["graph"] < 0.2 }} A faster kernel makes a line thinner. It does nothing to the
+# white.<br><small>The profiler slows down the host; the table divides the step's time without it.</small>
 #
-# Neither of these numbers says how fast the step could be. So we need something to compare with that does not depend
-# on any program.
+# Neither of these numbers says how fast the step could be. So we need something to compare with that doesn't depend on
+# any program.
 #
 # ## 4 · The floor
 #
 # To draw one token for each of $N$ rows, a model must read all its weights, and the keys and values of each row's text
-# so far. No program gets around that. Bytes over the rate at which the machine moves bytes is a time that no program
-# beats: the *floor*. To count the bytes you need nothing but the config:
+# so far. No program gets around that. Bytes over the machine's bandwidth is a time that no program beats: the *floor*.
+# To count the bytes you need nothing but the config:
 #
-# - **layers**: all their weights, read once, whatever $N$ is. That is the whole point of a batch;
-# - **head**, which gives the logits: `vocabulary × hidden`, read once. (Of the embedding only $N$ rows are looked up.)
-# - **cache**: for each row and layer, the keys and values of all tokens so far read, those of one written:
-#   $N \times (\text{tokens} + 1) \times \text{layers} \times 2 \times \text{kv heads} \times \text{head dim}$ numbers.
+# - **layers**: all their weights, read once, whatever $N$ is. That's the whole point of a batch;
+# - **head**, which gives the logits: `vocabulary × hidden`, read once;
+# - **cache**: for each row and layer, the keys and values of all tokens so far read, those of one written: $N \times
+#   (\text{tokens} + 1) \times \text{layers} \times 2 \times \text{kv heads} \times \text{head dim}$ numbers.
 
 # %%
 from rlcourse.measure.roofline import decode_step
@@ -530,7 +526,7 @@ for name, shape, size in (("embedded, float32", small, 4), ("Qwen2.5-0.5B, bfloa
 #
 # How fast are bytes? Don't take it from a data sheet. Copy a large piece of memory, and count it twice, as it is read
 # and written. (Reading alone may be a little faster than a copy, so the floor is not exact.) While at it, multiply two
-# large matrices, for operations a second. A step must do both, so its floor is the **longer** of the two times.
+# large matrices, for operations per second. A step must do both, so its floor is the **longer** of the two times.
 
 # %%
 from rlcourse.measure.roofline import measure_machine
@@ -572,37 +568,20 @@ ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 plt.show()
 
 # %% [markdown]
-# At the model's size it is {{ cached.bytes_per_s / machine.bytes_per_s:.1f }} times the rate of main memory. On the far
-# left a copy is so short that its call is what we time. The curve can dip on the way, where a copy is first shared
-# between threads or outgrows one of several caches. We go on with the rate at the model's size. A GPU leaves no such
-# doubt with a real model: half a billion weights are a gigabyte in bfloat16, and its L2 cache holds some tens of
-# megabytes.
+# At the model's size it's {{ cached.bytes_per_s / machine.bytes_per_s:.1f }} times the rate of main memory, so we go on
+# with that. A GPU leaves no such doubt with a real model: half a billion weights are a gigabyte in bfloat16, and its L2
+# cache holds some tens of megabytes.
 #
 # ### Predict, then measure
 #
-# The floor is the prediction. The measurement is the real step of our engine: two lengths, their difference, divided by
-# the steps between them. We take the **least** of several times, since whatever disturbs a run adds to it. **Look for**
-# how the blue line comes closer to the higher of the other two.
+# The floor is the prediction. The measurement is section 3's, for more row counts. **Look for** how the blue line comes
+# closer to the higher of the other two.
 
 # %%
-from rlcourse.sampling import Sampling
-
-prompt, FEW, MORE = prompts[0], 4, pick(12, 36)
-context = len(prompt) + (FEW + MORE) / 2  # the mean over the steps that are left in the difference
-
-
-def least_seconds(rows: int, tokens: int) -> float:
-    """The least time of a rollout of `rows` rows with `tokens` tokens each."""
-    times = []
-    for _ in range(pick(3, 6)):
-        start = time.perf_counter()
-        decoding.generate([prompt], rows, tokens, Sampling())
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
-
-
-row_counts = pick((1, 16, 64), (1, 4, 16, 64, 256))
-measured = {rows: (least_seconds(rows, MORE) - least_seconds(rows, FEW)) / (MORE - FEW) for rows in row_counts}
+context = len(prompts[0]) + (FEW + MORE) / 2  # the mean over the steps that are left in the difference
+others = [rows for rows in pick((), (4, 256))]
+measured = calls | {rows: (least_seconds(rows, MORE) - least_seconds(rows, FEW)) / (MORE - FEW) for rows in others}
+measured = dict(sorted(measured.items()))
 
 # %% tags=["hide-input"]
 # @title Figure: a decode step and its floor
@@ -666,7 +645,7 @@ explorer(
 # %% [markdown]
 # ## 5 · Writing and learning
 #
-# Decoding reads all weights to write one token a row. What if the tokens were already there? The **same tokens**
+# Decoding reads all weights to write one token per row. What if the tokens were already there? The **same tokens**
 # through the **same weights**: one by one over a cache (*decode*), or all in one pass (*prefill*). The results are
 # equal, as they must be.
 
@@ -722,10 +701,10 @@ print(f"once forward and twice backward for each of {passes} micro-batches")
 
 # %% [markdown]
 # *Arithmetic intensity* is operations over bytes: how often a byte is used once it has been fetched. A machine has an
-# intensity of its own, operations a second over bytes a second, called the *ridge*. If nothing else holds a program up,
-# it waits for bytes below the ridge and for arithmetic above it. Draw both limits and you get a roof (Williams et al.
-# 2009). **Look for** where decoding and the update stand, and for the two ways up: right along the slope, or straight
-# up to the roof.
+# intensity of its own, operations per second over bytes per second, called the *ridge*. If nothing else holds a program
+# up, it waits for bytes below the ridge and for arithmetic above it. Draw both limits and you get a roof (Williams et
+# al. 2009). **Look for** where decoding and the update stand, and for the two ways up: right along the slope, or
+# straight up to the roof.
 
 # %% tags=["hide-input"]
 # @title Figure: the roofline of the H200
@@ -750,18 +729,17 @@ plt.show()
 intensity = {"decode": points[1][1].intensity, "update": learned.intensity}
 
 # %% [markdown]
-# Decoding 64 rows does {{ intensity["decode"]:.0f }} operations a byte, the update {{ intensity["update"]:,.0f }}, and
-# the ridge lies at {{ gpu.ridge:.0f }}. {{ assert intensity["decode"] < gpu.ridge < intensity["update"] }} The update
-# runs at {{ row["tflops"]:.0f }} of the {{ peak:.0f }} TFLOP/s that a large matrix product reaches there. (Its bytes
-# are those of weights, gradients and optimizer. What activations move depends on the program and is not counted.)
+# Decoding 64 rows does {{ intensity["decode"]:.0f }} operations per byte, the update {{ intensity["update"]:,.0f }},
+# and the ridge lies at {{ gpu.ridge:.0f }}. {{ assert intensity["decode"] < gpu.ridge < intensity["update"] }} The
+# update runs at {{ row["tflops"]:.0f }} of the {{ peak:.0f }} TFLOP/s that a large matrix product reaches there. (Its
+# bytes are those of weights, gradients and optimizer. What activations move depends on the program and is not counted.)
 #
 # ## 6 · Memory
 #
 # Time is half of it; the other limit is what must be in memory at once. Lesson 05 counted the parts. `MemoryTimeline`
 # watches them: the memory of this process, every few milliseconds. **Look for** the rises in the update: one for each
-# of the {{ passes }} micro-batches. (The update takes longer here than in section 1. There, groups whose answers all
-# earned the same have no gradient and are left out, {{ 100 * idle:.0f }} % of the groups; here all rows train. {{
-# assert idle > 0.25 }})
+# of the {{ passes }} micro-batches. (All rows train here, so it takes longer than in section 1. {{ assert idle > 0.25
+# }})
 
 # %%
 from rlcourse.losses import aggregate
@@ -804,33 +782,29 @@ plt.show()
 
 # %% [markdown]
 # The small step at the left is the rollout. Each rise in the update is a forward pass, which keeps what its backward
-# pass will need. The second is higher because rows are sorted by length and it holds the longer answers. The backward
-# pass gives the memory back to the process, but little of it, if any, to the system, so the curve hardly falls between
-# the two. How far it falls after the second differs from run to run. A GPU's allocator says exactly what is handed out.
+# pass will need. The second is higher because rows are sorted by length and it has the longer answers.
 #
 # ## 7 · Three kinds of slow
 #
-# | | host-bound | byte-bound | compute-bound |
+# | | host-bound | memory-bound | compute-bound |
 # | --- | --- | --- | --- |
 # | waits for | the next call | memory | arithmetic |
 # | kernels in a trace | short, with gaps between | back to back | back to back, few and large |
-# | GPU busy | low | high | high |
 # | twice the rows | hardly any more time | what the caches add | twice the time |
 # | in the roofline | far below the roof | near the slope | near the flat part |
 # | what helps | fusing, a CUDA graph, more rows | 8-bit weights, grouped heads, more rows | bfloat16, less padding |
 #
-# The cures do not mix. A faster attention kernel does nothing for a step that waits for Python; a CUDA graph does
-# nothing for one that waits for arithmetic. Most real programs are between two columns, so move one thing and see
-# whether the time moves. Try it on two lines of the records:
+# The cures don't mix. A faster attention kernel does nothing for a step that waits for Python; a CUDA graph does
+# nothing for one that waits for arithmetic. Try it on two lines of the records:
 
 # %% tags=["hide-input"]
 # @title Your bets
-KINDS = ["byte-bound", "host-bound", "compute-bound"]
-few_rows, many_rows = RUNGS["hf-dynamic", 16], RUNGS["hf-dynamic", 256]
+KINDS = ["memory-bound", "host-bound", "compute-bound"]
+few_rows = RUNGS["hf-dynamic", 16]
 longer = updates["results"][1]["update_s"] / updates["results"][0]["update_s"]
-rates_ms = f"{few_rows['ms_per_step']:.1f} ms a step, 256 rows on another host {many_rows['ms_per_step']:.1f} ms"
+rates_ms = f"{few_rows['ms_per_step']:.1f} ms per step, and their bytes need {few_rows['floor_ms']:.2f} ms"
 CASES = {
-    f"`generate`, dynamic cache: 16 rows take {rates_ms}": KINDS[1],
+    f"`generate`, dynamic cache: 16 rows take {rates_ms}, in {few_rows['launches_a_step']:,.0f} launches": KINDS[1],
     f"The update of {row['rows']} answers runs at {row['tflops']:.0f} of {peak:.0f} TFLOP/s": KINDS[2],
 }
 kinds = {text: bet(f"{text}. Which kind is it nearest to?", KINDS) for text in CASES}
@@ -841,25 +815,18 @@ for text, kind in CASES.items():
     kinds[text].result(kind)
 
 # %% [markdown]
-# A step with 256 rows took {{ many_rows["ms_per_step"] / few_rows["ms_per_step"]:.2f }} times as long as one with 16.
-# The GPU was the same and the host was not, so the ratio itself says little about rows. {{ assert 0.7 <
-# many_rows["ms_per_step"] / few_rows["ms_per_step"] < 1 }} But a step that waits for arithmetic would take many times
-# as long. And with 16 rows it takes {{ few_rows["ms_per_step"] / few_rows["floor_ms"]:.0f }} times its floor, on a GPU
-# that is busy {{ 100 * few_rows["busy"]:.0f }} % of the time: it does not wait for bytes either. {{ assert
-# few_rows["ms_per_step"] > 50 * few_rows["floor_ms"] and few_rows["busy"] < 0.2 }} The update of {{ row["rows"] }}
-# answers is nearest to compute-bound: it reaches {{ 100 * row["tflops"] / peak:.0f }} % of the arithmetic that there
-# is. With a quarter of the tokens it is not quite that: 16 answers take {{ 100 / longer:.0f }} % of its time. What the
-# optimizer reads and writes does not shrink with the tokens, but at the rate of a copy that is only {{ 1e3 *
-# learned.total_bytes / gpu.bytes_per_s:.0f }} of {{ 1e3 * updates["results"][0]["update_s"]:.0f }} ms. Short kernels
-# that do not fill the GPU may be the rest. {{ assert 2 < longer < 3 and row["rows"] == 64 and learned.total_bytes /
-# gpu.bytes_per_s < 0.12 * updates["results"][0]["update_s"] }}
+# The first step takes {{ few_rows["ms_per_step"] / few_rows["floor_ms"]:.0f }} times its floor, so it doesn't wait for
+# bytes; {{ assert few_rows["ms_per_step"] > 50 * few_rows["floor_ms"] }} it waits for a thousand launches. The update
+# of {{ row["rows"] }} answers is nearest to compute-bound: it reaches {{ 100 * row["tflops"] / peak:.0f }}% of the
+# arithmetic that there is. With a quarter of the tokens it isn't quite that: 16 answers take {{ 100 / longer:.0f }}% of
+# its time. {{ assert 2 < longer < 3 and row["rows"] == 64 }}
 #
 # The order of work, then: phases and Amdahl first, then busy, then the floor. Don't tune a kernel while the host is
 # what you wait for. And stop when the floor is near, or when Amdahl says that the rest does not matter.
 #
 # ## Check yourself
 #
-# 1. A rollout is 80 % of a step. A colleague makes it 4 times as fast. What does the step gain? What can anyone?
+# 1. A rollout is 80% of a step. A colleague makes it 4 times as fast. What does the step gain? What can anyone?
 #
 # <details><summary>Answer</summary>
 # The new time is 0.2 + 0.8 / 4 = 0.4, so 2.5 times. With a rollout that takes no time: 1 / 0.2 = 5 times.
@@ -872,10 +839,10 @@ for text, kind in CASES.items():
 # The model. The first line only asked for the work; `.item()` waits for all of it. Synchronise before you read a clock.
 # </details>
 #
-# 3. `nvidia-smi` shows 98 % during your rollout. Is there anything left to gain?
+# 3. `nvidia-smi` shows 98% during your rollout. Is there anything left to gain?
 #
 # <details><summary>Answer</summary>
-# It may be nearly everything. 98 % says that some kernel ran nearly always, not that it did much. Compare the step with
+# It may be nearly everything. 98% says that some kernel ran nearly always, not that it did much. Compare the step with
 # its floor.
 # </details>
 #
@@ -895,7 +862,7 @@ for text, kind in CASES.items():
 #
 # ## Exercises
 #
-# [exercises/06_where_time_goes.ipynb](../exercises/06_where_time_goes.ipynb): fix a busy fraction of 140 %, find out
+# [exercises/06_where_time_goes.ipynb](../exercises/06_where_time_goes.ipynb): fix a busy fraction of 140%, find out
 # how many rows are free, spend two weeks of work well, and read self times from a trace. Then go on to [07 · From
 # generate to one CUDA graph a step](07_static_cache.ipynb).
 #

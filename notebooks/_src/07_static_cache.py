@@ -16,7 +16,7 @@
 # - that `generate` compiles your model without telling you, what breaks that, and how to count the pieces;
 # - what answers of differing length cost, and which way of spending slots makes it cheaper.
 #
-# You need [lesson 06](06_where_time_goes.ipynb): busy fraction, byte floor, the three kinds of slow.
+# You need [lesson 06](06_where_time_goes.ipynb): launches, the byte floor, the three kinds of slow.
 
 # %%
 import dataclasses
@@ -76,7 +76,7 @@ fig, ax = plt.subplots(figsize=(9, 3.4), layout="constrained")
 for place, (row, color) in enumerate(zip(rungs, (BLUE, SKY, ORANGE, PURPLE, VERMILION, GREEN), strict=True)):
     ax.plot(row["ms_per_step"], place, color=color, marker="o", markersize=9)
     launches = f"{row['launches_a_step']:,.{0 if row['launches_a_step'] > 10 else 1}f}"
-    words = f"{row['ms_per_step']:.2f} ms, {launches} launches, {row['busy']:.0%} busy"
+    words = f"{row['ms_per_step']:.2f} ms, {launches} launches"
     ax.text(1.2 * row["ms_per_step"], place, words, va="center", fontsize=9)
 ax.axvline(floor_ms, color=BLACK, linestyle=":", label=f"byte floor, {floor_ms:.2f} ms")
 ax.set_yticks(range(6), NAMES.values())
@@ -92,29 +92,20 @@ trl = {row["variant"]: row for row in load_record("step", "NVIDIA H200")["result
 ahead = [RUNGS["graph", n]["tokens_per_s"] / RUNGS["vllm", n]["tokens_per_s"] for n in (16, 64, 256)]
 
 # %% [markdown]
-# It is the second: a step takes {{ static["ms_per_step"]:.1f }} ms instead of {{ bottom["ms_per_step"]:.1f }}, and with
-# 64 and 256 rows it is slower, too. {{ assert all(RUNGS["hf-static", n]["ms_per_step"] > RUNGS["hf-dynamic",
-# n]["ms_per_step"] for n in (16, 64, 256)) }} The third rung gains most of all, and only the second makes it possible.
-# The GPU is busy {{ 100 * fused["busy"]:.0f }} % of the time instead of {{ 100 * static["busy"]:.0f }} %, and the step
-# is {{ static["ms_per_step"] / fused["ms_per_step"]:.1f }} times as fast, with {{ fused["launches_a_step"]:.0f }}
-# launches instead of {{ static["launches_a_step"]:,.0f }}. In a training step of TRL with {{
-# trl["trl-default"]["rows"] }} answers, the way from the first rung to the third takes the rollout from {{
-# trl["trl-default"]["rollout_s"]:.2f }} to {{ trl["trl-static-compiled"]["rollout_s"]:.2f }} seconds. This lesson is
-# about why. (Launches are a mean over steps, so they need not be whole. The last three rungs start one graph a step,
-# and now and then the host does something in between. Without our kernels the draw takes PyTorch's random numbers,
-# whose seed and offset are written before each replay: two launches more.) {{ assert all(abs(row["launches_a_step"] -
-# top["launches_a_step"] - 2) < 0.01 for row in rungs[3:5]) }} Lesson 10 has some of these rungs from another run, in
-# which their times differ.
+# It's the second, with 16 rows and with more. {{ assert all(RUNGS["hf-static", n]["ms_per_step"] > RUNGS["hf-dynamic",
+# n]["ms_per_step"] for n in (16, 64, 256)) }} The third rung gains most of all, {{ static["ms_per_step"] /
+# fused["ms_per_step"]:.1f }} times, with {{ fused["launches_a_step"]:.0f }} launches instead of {{
+# static["launches_a_step"]:,.0f }}, and only the second makes it possible. This lesson is about why.
 #
-# How far does the last rung go? vLLM, the engine that most people would take, decoded the same prompts in the same run,
-# as a library in the same process: {{ RUNGS["vllm", 16]["tokens_per_s"]:,.0f }} tokens/s with 16 rows and {{
-# RUNGS["vllm", 256]["tokens_per_s"]:,.0f }} with 256. The last rung made {{ top["tokens_per_s"]:,.0f }} and {{
-# RUNGS["graph", 256]["tokens_per_s"]:,.0f }}; over 16, 64 and 256 rows it made {{ min(ahead):.1f }} to {{
-# max(ahead):.1f }} times as many as vLLM. vLLM knows hundreds of architectures and serves users who come and go; this
-# engine knows three, and all its rows are there at once.
+# How far does the last rung go? vLLM, the engine that most people would take, decoded the same prompts in the same run.
+# Over 16, 64 and 256 rows the last rung made {{ min(ahead):.1f }} to {{ max(ahead):.1f }} times as many tokens per
+# second. vLLM knows hundreds of architectures and serves users who come and go; this engine knows three, and all its
+# rows are there at once.<br><small>vLLM ran as a library in the same process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`).
+# Lesson 10 has some of these rungs from another run, and lesson 11 compares another engine of ours, the paged one:
+# those times and factors differ.</small>
 #
-# Everything live is measured on the CPU with the model that ships. It is a small model of Qwen2.5's architecture, so
-# the first two rungs run here, and so does our own step, without its graph.
+# Everything live is measured on the CPU with the model that ships. It's a small model of Qwen2.5's architecture, so the
+# first two rungs run here, and so does our own step, without its graph.
 #
 # ## 2 · Keys and values
 #
@@ -122,7 +113,7 @@ ahead = [RUNGS["graph", n]["tokens_per_s"] / RUNGS["vllm", n]["tokens_per_s"] fo
 # positions but the last were worked on before, with the same result. What does a new token need of the old ones? Only
 # attention looks back, and it looks at **keys and values**. Those of a position depend on it and on the ones before it,
 # never on what comes later. So keep them. The prompt goes through at once (*prefill*), and from then on the model gets
-# **one token** a step (*decode*).
+# **one token** per step (*decode*).
 
 # %%
 from transformers import DynamicCache
@@ -192,7 +183,7 @@ assert torch.allclose(weights @ static_values, dynamic_out) and static_keys.data
 
 # %% [markdown]
 # Forget the mask, and an empty slot gets the score 0, which is $e^0 = 1$ before it is normalised. Here
-# {{ 100 * lost:.0f }} % of the weight would go to slots that hold nothing, and no exception would tell you.
+# {{ 100 * lost:.0f }}% of the weight would go to slots that hold nothing, and no exception would tell you.
 # {{ assert lost > 0.1 }}
 #
 # Is it faster? One layer's attention for 8 rows, the dynamic cache at its length, the static one with room for 512:
@@ -237,19 +228,15 @@ for t in (32, 128, 511):
 
 # %% [markdown]
 # A short text pays for all 512 slots: {{ took[32][1] / took[32][0]:.1f }} times as long at 32 tokens. {{ assert
-# took[32][1] > 1.5 * took[32][0] }} A full cache gains, here by {{ took[511][0] / took[511][1]:.1f }} times, since
-# nothing is copied any more. {{ assert took[511][0] > 1.1 * took[511][1] }} But the room must be as long as the longest
-# answer may get, and most texts leave much of it empty. (On the H200 the step waits for the host, and the static cache
-# asks more of the host: {{ static["launches_a_step"]:,.0f }} launches instead of {{ bottom["launches_a_step"]:,.0f }}.)
-# {{ assert static["launches_a_step"] > bottom["launches_a_step"] }} What the static cache buys is something else:
-# **every step is the same program**, with the same shapes and addresses, and what changes (the slot, the mask, the
-# token) is data. With the dynamic cache every step has other shapes.
+# took[32][1] > 1.5 * took[32][0] }} A full cache gains, since nothing is copied any more. {{ assert took[511][0] > 1.1
+# * took[511][1] }} What the static cache buys is something else: **every step is the same program**, with the same
+# shapes and addresses, and what changes (the slot, the mask, the token) is data.
 #
 # ## 3 · A CUDA graph, by hand
 #
-# A program that is the same at every step can be written down once and done again, with nobody thinking. That is all a
-# CUDA graph is: kernels, and the **addresses** they read and write. PyTorch can call us whenever it is about to run an
-# operation, so here is one for the CPU:
+# A program that's the same at every step can be written down once and done again, with nobody thinking. That's all a
+# CUDA graph is: kernels, and the **addresses** they read and write. PyTorch can call us whenever it's about to run an
+# operation, so here's one for the CPU:
 
 # %%
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -388,17 +375,14 @@ for name, run in (
 # %% [markdown]
 # So the rules of a recording, for the tape as for CUDA:
 #
-# - **fixed addresses** for inputs, outputs, weights and cache; what is new is copied there;
+# - **fixed addresses** for inputs, outputs, weights and cache; what's new is copied there;
 # - **fixed shapes**: a static cache, and a recording for each number of rows;
 # - **nothing decided by the host**: no `.item()`, no `if` on a tensor. Ended rows go on and compute a token that nobody
-#   counts; the host looks every few steps, and not in the recording;
+#   counts;
 # - **nothing remembered by Python**: what was a number when it was recorded stays that number, as silently as an old
-#   address stays the old one;
-# - memory that is needed in between comes from a pool of the graph's own, and random numbers from a state on the
-#   device.
+#   address stays the old one.
 #
-# On a GPU the recording is these lines. They are most of the way from the {{ rungs[0]["launches_a_step"]:,.0f }}
-# launches of the first rung to the {{ top["launches_a_step"]:.1f }} of the last:
+# On a GPU the recording is these lines:
 #
 # ```python
 # step()                                # once as it is: nothing may be loaded or compiled while recording
@@ -413,17 +397,15 @@ for name, run in (
 #
 # ## 4 · The compile that nobody asked for
 #
-# What of the third rung? Nobody wrote a graph there. In current transformers, `generate` with a static cache on a GPU
-# compiles its decode step **by itself**: `torch.compile(model.__call__, mode="reduce-overhead")`, unless
-# `disable_compile` is set. Two things happen. The compiler fuses operations into fewer kernels, {{
-# static["kernels_a_step"]:,.0f }} → {{ fused["kernels_a_step"]:,.0f }}. And `reduce-overhead` records each compiled
-# piece as a **CUDA graph**, {{ static["launches_a_step"]:,.0f }} → {{ fused["launches_a_step"]:,.0f }} launches: the
-# model's graph is one of them, the others are what `generate` does around it. Prefill is not compiled.
+# And the third rung? Nobody wrote a graph there. In current transformers, `generate` with a static cache on a GPU
+# compiles its decode step **without being asked**: `torch.compile(model.__call__, mode="reduce-overhead")`, unless
+# `disable_compile` is set. The compiler fuses operations into fewer kernels, and `reduce-overhead` records each
+# compiled piece as a **CUDA graph**.
 #
 # All of it depends on there being **one** piece. `torch.compile` has two halves. *Dynamo* runs through the Python code
 # and collects operations in a graph; a *backend* makes a program of the graph. Where Dynamo meets something that it
-# can't put into a graph, it ends the graph, lets Python do that thing, and begins another: a **graph break**.
-# `generate` never looks, and nobody is told. So look yourself. A backend of our own can note what it is given:
+# can't put into a graph, it ends the graph, lets Python do that thing, and begins another: a **graph break**. So look
+# yourself. A backend of our own can note what it's given:
 
 # %%
 torch._logging.set_logs(dynamo=logging.CRITICAL)  # Dynamo warns of breaks; here they are made on purpose
@@ -530,37 +512,28 @@ whole, broken, limited = counted.values()
 pieces_bet.result(round(broken["a step"]))
 
 # %% [markdown]
-# One piece became {{ broken["a step"]:.0f }}. {{ assert whole["a step"] == 1 and broken["a step"] == 4 * shape.layers +
-# 3 }} The cut goes through every caller up to the top. Each layer falls into four: what comes before the call of its
-# attention, the attention before the cut, the attention after it, and the rest of the layer. Around them the model
-# itself falls into three. The tokens are right and nothing fails; it is only slow. Each piece is guarded (are shapes
-# and types what they were?), each is a graph of its own to launch, and nothing can be fused across a break.
-#
-# It gets worse with depth. At a break, Dynamo compiles the function with the break in it, here the attention module's
-# `forward`, by itself. That function reads its layer's number, a Python integer, so the compiled code is good for **one
-# layer only**, and each layer has it compiled again. After {{ torch._dynamo.config.recompile_limit }} times
-# (`recompile_limit`) Dynamo gives up on that function: in all later layers the attention's `forward` runs uncompiled,
-# while the rest of the layer stays compiled. With four layers we had to lower the limit to see it; Qwen2.5-0.5B has {{
-# qwen.layers }}. Lesson 10 tells what that cost on the H200, with a kernel that was faster.
+# One piece became {{ broken["a step"]:.0f }}. {{ assert whole["a step"] == 1 and broken["a step"] > 4 * shape.layers }} The cut goes through every caller up to the top. The tokens are right and nothing fails; it's only slow. Each
+# piece is guarded (are shapes and types what they were?), each is a graph of its own to launch, and nothing can be
+# fused across a break. It gets worse with depth, and lesson 10 shows what that cost on the H200, with a kernel that was
+# faster.
 #
 # Two tripwires for your own work. `CompileConfig(fullgraph=True)` turns a break like this one into an error. But recent
-# versions of PyTorch accept an `.item()` even then, if no `if` depends on it: there is one piece, and in its middle the
-# host waits for a number. So count the pieces of a step **and** the numbers that the host reads.
+# versions of PyTorch accept an `.item()` even then: there's one piece, and in its middle the host waits for a number.
+# So count the pieces of a step **and** the numbers that the host reads.
 #
 # ## 5 · A step of our own
 #
-# {{ fused["launches_a_step"]:.0f }} launches, {{ fused["kernels_a_step"]:.0f }} kernels and
-# {{ fused["ms_per_step"] / floor_ms:.1f }} times the byte floor are left. The compiler makes better kernels of the step
-# that it is given. We can write **another step** with the same result: `rlcourse/rollout/decoder.py`, in plain PyTorch.
-# Four things differ.
+# {{ fused["launches_a_step"]:.0f }} launches and {{ fused["ms_per_step"] / floor_ms:.1f }} times the byte floor are
+# left. The compiler makes better kernels of the step that it's given. We can write **another step** with the same
+# result: `rlcourse/rollout/decoder.py`, in plain PyTorch. Four things differ.
 #
 # **One product instead of three.** Queries, keys and values are three products of the same input. Stacked into one
-# matrix they are one; so are gate and up in the MLP.
+# matrix they're one; so are gate and up in the MLP.
 #
 # **Heads that share keys are folded.** With grouped-query attention (Ainslie et al. 2023) several query heads share one
 # key-value head: {{ qwen.heads // qwen.kv_heads }} in Qwen2.5-0.5B. The compiled step of `generate` repeats the keys
-# and values until every query head has its own: {{ qwen.heads // qwen.kv_heads }} times the bytes, written anew at
-# every step. But to a key-value head the heads that share it are simply **more queries**, rows of one product:
+# and values until every query head has its own. But to a key-value head the heads that share it are simply **more
+# queries**, rows of one product:
 
 # %%
 torch.manual_seed(0)
@@ -650,18 +623,15 @@ display(Markdown("\n".join([*lines, "", f"16 rows, {provenance(record)}"])))
 own, own_compiled = RUNGS["graph-eager", 16], RUNGS["graph-compiled", 16]
 
 # %% [markdown]
-# Uncompiled, our step runs more kernels than the compiled `generate` and is faster all the same: with one graph a step
-# the GPU is busy {{ 100 * own["busy"]:.0f }} % of the time instead of {{ 100 * fused["busy"]:.0f }} %. {{ assert
-# own["kernels_a_step"] > 1.5 * fused["kernels_a_step"] and own["busy"] > 2 * fused["busy"] }}
-#
-# With launches out of the way, what is left is kernels: {{ top["kernels_a_step"]:.0f }} of them instead of {{
+# Uncompiled, our step runs more kernels than the compiled `generate` and is faster all the same, because one graph per
+# step leaves the GPU nothing to wait for. {{ assert own["kernels_a_step"] > 1.5 * fused["kernels_a_step"] }} With
+# launches out of the way, what's left is kernels: {{ top["kernels_a_step"]:.0f }} of them instead of {{
 # own["kernels_a_step"]:.0f }} make the step {{ own["ms_per_step"] / top["ms_per_step"]:.1f }} times as fast. {{ assert
-# top["ms_per_step"] < own_compiled["ms_per_step"] < own["ms_per_step"] < fused["ms_per_step"] }} How such kernels are
-# written is what lessons 08 and 09 are about.
+# top["ms_per_step"] < own_compiled["ms_per_step"] < own["ms_per_step"] < fused["ms_per_step"] }} Lessons 08 and 09
+# teach how to write such kernels; lesson 10, section 6, says which of ours are in Triton and which in CuTe.
 #
 # All of this is worth something only if the answers are the same. Here are the rungs that run on a CPU, on prompts of
-# differing lengths. (`generate` pads the shorter ones **on the left** and masks the padding; our own step has a
-# position for each row instead.) Then their times: **look for** what beats the dynamic cache here.
+# differing lengths. Then their times: **look for** what beats the dynamic cache here.
 
 # %%
 ENGINES = {
@@ -711,21 +681,18 @@ plt.show()
 
 # %% [markdown]
 # Here our step is {{ live["dynamic cache"] / live["our step"]:.1f }} times as fast as the dynamic cache, even without a
-# recording. (That it prefills each prompt once for all its rows comes on top: the difference of two lengths leaves
-# prefill out.) {{ assert live["our step"] < live["dynamic cache"] < live["no cache"] }} The static cache is no step
-# down here. Its room is made for these answers, so few slots stand empty, and the cache is not copied. {{ assert
-# live["static cache"] < 1.15 * live["dynamic cache"] }}
+# recording. {{ assert live["our step"] < live["dynamic cache"] < live["no cache"] }} The static cache is no step down
+# here: its room is made for these answers, so few slots are empty. {{ assert live["static cache"] < 1.15 *
+# live["dynamic cache"] }}
 #
 # ## 6 · More rows
 #
-# On the GPU, the same rungs over the number of rows. **Look for** which lines are flat, and for the distance between
-# the lowest one and its floor.
+# On the GPU, the compiled and recorded rungs over the number of rows. **Look for** the distance between the lowest line
+# and its floor.
 
 # %% tags=["hide-input"]
 # @title Figure: the rungs over rows
 STYLES = {
-    "hf-dynamic": ("generate, dynamic cache", BLUE, "s", "-"),
-    "hf-static": ("generate, static cache", SKY, "D", "--"),
     "hf-static-compiled": ("generate, static, compiled", ORANGE, "^", "-"),
     "graph-eager": ("our step, CUDA graph", PURPLE, "v", "-"),
     "graph-compiled": ("our step, compiled, CUDA graph", VERMILION, "P", "--"),
@@ -746,17 +713,12 @@ ax.minorticks_off()
 ax.grid()
 ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
-flat = RUNGS["hf-dynamic", 256]["ms_per_step"] / RUNGS["hf-dynamic", 16]["ms_per_step"]
 rising = RUNGS["graph", 256]["ms_per_step"] / RUNGS["graph", 16]["ms_per_step"]
 above = [RUNGS["graph", n]["ms_per_step"] / RUNGS["graph", n]["floor_ms"] for n in (16, 256)]
 
 # %% [markdown]
-# With 16 times as many rows `generate` takes {{ flat:.2f }} times as long and the last rung {{ rising:.1f }} times. {{
-# assert 0.7 < flat < 1 and 1.3 < rising }} (Less time for more rows: the two were measured on machines with the same
-# GPU and different hosts, and the host is what `generate` waits for.) The flat lines, the two of `generate` without a
-# compile, are host-bound; more rows cost them little, because they waste so much already. The last one pays for its
-# rows. $N$ rows read $N$ caches, but the byte floor grows less than the step does: with 16 rows the step takes {{
-# above[0]:.1f }} times its floor, with 256 rows {{ above[1]:.1f }} times. {{ assert above[0] < above[1] }}
+# With 16 times as many rows the last rung takes {{ rising:.1f }} times as long. It pays for its rows: $N$ rows read $N$
+# caches, and the step grows faster than its byte floor. {{ assert 1.3 < rising and above[0] < above[1] }}
 #
 # **Explore** what binds a step of Qwen2.5-0.5B with 256 tokens in each row's cache: the host's launches, bytes, or
 # operations. Try 1,200 launches, then 1. From how many rows on is it operations?
@@ -852,13 +814,10 @@ saved = 1 - len(runs["leave"]) / len(runs["wait"])
 slots_bet.result(SAVED[2] if saved == 0 else SAVED[1] if saved < 0.2 else SAVED[0])
 
 # %% [markdown]
-# *Leave* computes no row in vain, and takes exactly as many steps as *wait*. {{ assert len(runs["refill"]) < 0.6 *
-# len(runs["leave"]) and len(runs["leave"]) == len(runs["wait"]) }} On a host-bound step, which costs the same with few
-# rows as with many, it saves nothing at all. Only *refill* makes fewer steps, and what it still loses is the tail, when
-# nothing is left to refill with. For *wait* and *refill* the H200 agrees. In its record answers end as above, on
-# average after {{ statistics.fmean(row["tokens_a_row"] for row in load_record("decode-skewed",
-# "NVIDIA H200")["results"]):.0f }} tokens; an engine that refills gets several times as many answers as it has slots.
-# vLLM refills, too.
+# *Leave* never computes a finished row, and takes exactly as many steps as *wait*. {{ assert len(runs["refill"]) < 0.6
+# * len(runs["leave"]) and len(runs["leave"]) == len(runs["wait"]) }} On a host-bound step, which costs the same with
+# few rows as with many, it saves nothing at all. Only *refill* makes fewer steps, and what it still loses is the tail,
+# when nothing is left to refill with. For *wait* and *refill* the H200 agrees. vLLM refills, too.
 
 # %% tags=["hide-input"]
 # @title Table: skewed lengths on the H200
@@ -887,27 +846,16 @@ waits, theirs, ours = kept_rate.values()
 times_vllm = [UNEQUAL["graph", n]["tokens_per_s"] / UNEQUAL["vllm", n]["tokens_per_s"] for n in (16, 64, 256)]
 
 # %% [markdown]
-# `generate` keeps {{ 100 * min(waits):.0f }} to {{ 100 * max(waits):.0f }} % of its rate, vLLM {{ 100 * min(theirs):.0f
-# }} to {{ 100 * max(theirs):.0f }} %, our engine {{ 100 * min(ours):.0f }} to {{ 100 * max(ours):.0f }} %. {{ assert
-# max(waits) < 0.5 < 0.6 < min(theirs) and min(ours) > 0.8 }} With 16 rows of equal length the last rung is {{
-# top["tokens_per_s"] / fused["tokens_per_s"]:.0f }} times as fast as the third, with skewed ones {{ rate["graph"] /
-# rate["hf-static-compiled"]:.0f }} times. Such answers come {{ min(times_vllm):.1f }} to {{ max(times_vllm):.1f }}
-# times as fast as from vLLM.
+# With lengths like these `generate` keeps less than half of its rate, our engine more than four fifths. {{ assert
+# max(waits) < 0.5 < 0.6 < min(theirs) and min(ours) > 0.8 }} What keeps ours from its full rate is the tail of the
+# figure: the last answers end one by one, and nobody is left to take their slots. {{ assert 0.97 < min(of_schedule) and
+# max(of_schedule) < 1.03 }}
 #
-# What keeps our engine from its full rate? Hardly the refilling. It is the tail of the figure: the last answers end one
-# by one, and nobody is left to take their slots. The record counts the steps of a schedule without a pause, in which
-# each answer starts as soon as a slot is free. At the speed of a step with equal lengths, they take {{ 100 *
-# min(of_schedule):.0f }} to {{ 100 * max(of_schedule):.0f }} % of the time that ours took. {{ assert 0.97 <
-# min(of_schedule) and max(of_schedule) < 1.03 }} (It can be more than 100 because the step's time is from the other
-# record, of another day. Read it as: no time is lost that one could see.)
-#
-# And a training step? Lesson 06 has the shares of TRL's step and their ceilings. With {{ trl["rlcourse"]["rows"] }}
-# rows the third rung takes TRL's step from {{ trl["trl-default"]["step_s"]:.2f }} s to {{
-# trl["trl-static-compiled"]["step_s"]:.2f }} s. The last rung stands in another trainer, this package, whose update is
-# faster as well: {{ trl["rlcourse"]["update_s"]:.2f }} s instead of TRL's {{ trl["trl-default"]["update_s"]:.2f }} s.
-# Its step takes {{ trl["rlcourse"]["step_s"]:.2f }} s. Even so, the update was a few percent of TRL's step and is more
-# than a third of this one: the next thing to work on. {{ assert trl["trl-default"]["update_s"] < 0.08 *
-# trl["trl-default"]["step_s"] and 1 / 3 < trl["rlcourse"]["update_s"] / trl["rlcourse"]["step_s"] < 0.42 }}
+# And a training step? With {{ trl["rlcourse"]["rows"] }} rows the third rung takes TRL's step from {{
+# trl["trl-default"]["step_s"]:.2f }} s to {{ trl["trl-static-compiled"]["step_s"]:.2f }} s, and this package's takes {{
+# trl["rlcourse"]["step_s"]:.2f }} s. The update was a few percent of TRL's step and is more than a third of ours: the
+# next thing to work on. {{ assert trl["trl-default"]["update_s"] < 0.08 * trl["trl-default"]["step_s"] and 1 / 3 <
+# trl["rlcourse"]["update_s"] / trl["rlcourse"]["step_s"] < 0.42 }}
 #
 # ## Check yourself
 #
@@ -938,7 +886,7 @@ times_vllm = [UNEQUAL["graph", n]["tokens_per_s"] / UNEQUAL["vllm", n]["tokens_p
 # Nothing, silently: the number of the recording is on the tape. Keep it in a tensor and write the new value into it.
 # </details>
 #
-# 5. Your rollout is 90 % of a step. You make it 9 times as fast. How much faster is the step, and how much could it
+# 5. Your rollout is 90% of a step. You make it 9 times as fast. How much faster is the step, and how much could it
 #    still gain from rollouts?
 #
 # <details><summary>Answer</summary>

@@ -13,21 +13,24 @@
 # - what a GPU runs: threads, warps, blocks, and what a branch costs;
 # - what a layout is, and why neighbouring threads should read neighbouring bytes;
 # - RMSNorm: shuffles, shared memory, barriers, and mistakes that a test on a GPU may never show;
-# - what fusing buys, how far a kernel is from its floor, and how ours compare with `torch.compile`'s.
+# - what fusing buys, and how to tell when there's nothing left to win;
+# - to run a kernel of yours without this course: alignment, streams, and the same kernel in Triton.
 #
-# You need [lesson 06](06_where_time_goes.ipynb): floors. You need no GPU: compiling for one works without it, and an
-# **interpreter** runs the compiled code on the CPU, slowly, on small tensors, counting every byte. Where there is a
-# GPU, each run is repeated on it and compared. Times, which only a GPU can show, come from records.
+# You need [lesson 06](06_where_time_goes.ipynb): floors. You don't need a GPU. Compiling for one works without it, and
+# an **interpreter** runs the compiled code on the CPU, slowly, on small tensors, counting every byte. Where there is a
+# GPU, each run is repeated on it and compared. Times come from records.
 #
 # The compiler is a package for Linux: `pip install "rlcourse[kernels]"`; in Colab `%pip install
 # "nvidia-cutlass-dsl>=4.8.1,<4.9" "apache-tvm-ffi>=0.1.15,<0.2"`.
 
 # %%
+import os
 import struct
 import tempfile
 from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
+import torch
 from IPython.display import Markdown, display
 from matplotlib.colors import ListedColormap
 
@@ -41,6 +44,7 @@ from rlcourse.kernels.toolchain import Argument, compiled
 from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from rlcourse.measure.records import load_record, provenance
 
+os.environ["TRITON_INTERPRET"] = str(int(not torch.cuda.is_available()))  # for section 9, before Triton is loaded
 print("CuTe DSL is here" if dsl.INSTALLED else "CuTe DSL is missing: see the lines above")
 
 # %% [markdown]
@@ -48,14 +52,15 @@ print("CuTe DSL is here" if dsl.INSTALLED else "CuTe DSL is missing: see the lin
 #
 # A *kernel* is a function that many *threads* run at once. Each finds out which one it is and takes its part of the
 # work. Threads come in *blocks* of up to 1,024; the launch says how many blocks there are, the *grid*. A block stays on
-# one of the GPU's processors (an *SM*, streaming multiprocessor), so its threads can share its fast memory and wait for
-# each other. Blocks share only the GPU's large *global* memory, and none can count on another to be running.
+# one of the GPU's processors (an *SM*, streaming multiprocessor), so its threads can share fast memory and wait for
+# each other. Blocks share only the GPU's large *global* memory.
 #
-# In CuTe DSL all of that is Python. Here is a complete program that adds two vectors, one element a thread. It needs
-# nothing of this course: in a file of its own it is meant for any NVIDIA GPU since Ampere.
+# In CuTe DSL all of that is Python. Here's a complete program that adds two vectors, one element per thread. It needs
+# nothing of this course.
 
 # %%
 import torch
+from cuda.bindings import driver as cuda
 from cutlass import cute
 from cutlass.cute.runtime import from_dlpack
 
@@ -86,19 +91,16 @@ if device == "cuda":
 # %% [markdown]
 # From the bottom up:
 #
-# - `from_dlpack` wraps a tensor. Nothing is copied.
+# - `from_dlpack` wraps a tensor. Nothing is copied. Section 9 comes back to it, because it hides a trap.
 # - `cute.compile` *traces* `launch_add`: it runs the Python once, with placeholders instead of tensors, and turns what
-#   that did into machine code. Before that it rewrites each `if` and loop of the source: `i < c.shape[0]` is for each
-#   thread to decide, and plain Python could decide it only once, while tracing. Shapes and dtypes are constants of
-#   the code; `from_dlpack(t).mark_layout_dynamic()` leaves a length open. `sm_86` is a GPU architecture, Ampere. A call
-#   of `program` is cheap. A call of `launch_add` itself would trace all over again.
-# - `cute.jit` marks what the host does: it launches so many blocks of so many threads.
-# - `cute.kernel` marks what each thread does. `thread_idx` and `block_idx` have three coordinates, of which we use one.
+#   that did into machine code. It rewrites each `if` and loop first: `i < c.shape[0]` is for each thread to decide, and
+#   plain Python could decide it only once. Shapes and dtypes are constants of the code;
+#   `from_dlpack(t).mark_layout_dynamic()` leaves a length open. A call of `program` is cheap; a call of `launch_add`
+#   would trace again.
+# - `cute.jit` marks what the host does: launch so many blocks of so many threads.
+# - `cute.kernel` marks what each thread does.
 #
-# (The launch waits its turn in a queue of the GPU, a *stream*; unless told otherwise, in the default one.) The outputs
-# that ship with this notebook were made without a GPU, where the last two lines do nothing. On an H200 a test runs this
-# very cell in a file of its own, and the sum is right to the last bit. Without a GPU, the compiled code can be
-# interpreted:
+# Without a GPU, the compiled code can be interpreted:
 
 # %% tags=["hide-input"]
 # @title The program's code in the interpreter
@@ -114,11 +116,11 @@ print(f"c = a + b, in the interpreter; read {dict(report.read)} bytes, wrote {di
 # %% [markdown]
 # ### The course's form of it
 #
-# From here on a kernel is a small class with the same two functions, and with a description of its arguments, so that
-# it can be compiled without tensors and placed in the interpreter's memory. An `Argument` has a name, a dtype and a
-# shape, in which `"n"` is a size that is known only at launch. `output=True` says that the kernel writes it and reads
-# nothing of what was there. The `stream` is handed over by the package. `const_expr` is decided by the compiler, once,
-# so that the code contains one branch or the other; a plain `if` is decided by each thread.
+# From here on a kernel is a small class with the same two functions and a description of its arguments, so that it can
+# be compiled without tensors and placed in the interpreter's memory. An `Argument` has a name, a dtype and a shape, in
+# which `"n"` is a size that's known only at launch. `output=True` says that the kernel writes it and reads nothing of
+# what was there. `const_expr` is decided by the compiler, once, so the code contains one branch or the other; a plain
+# `if` is decided by each thread.
 
 
 # %%
@@ -153,8 +155,7 @@ class Add:
 
 
 # %% [markdown]
-# `run` executes a kernel in the interpreter, which changes the tensors in place and returns a *report*. (Later kernels
-# differ in what each thread does. Where the rest is the same, it is folded away.)
+# `run` executes a kernel in the interpreter, which changes the tensors in place and returns a *report*.
 
 
 # %%
@@ -180,12 +181,12 @@ for name in ("ld.global.b32", "add.f32", "st.global.b32"):
 # ## 2 · What a GPU runs
 #
 # 32 neighbouring threads of a block are a *warp*; a thread's place in its warp is its *lane*. The warp is what the
-# hardware executes: **one instruction, 32 lanes**. 100 numbers in blocks of 64 threads are two blocks, four warps, 128
-# threads, of which 28 have nothing to do. So the addition was executed {{ report.instructions["add.f32"] }} times, not
-# 100 times. {{ assert report.instructions["add.f32"] == 4 }} A warp costs the same whether 32 lanes work or 4.
+# hardware executes: **one instruction, 32 lanes**. 100 numbers in blocks of 64 threads are four warps, so the addition
+# was executed {{ report.instructions["add.f32"] }} times, not 100 times. {{ assert report.instructions["add.f32"] == 4
+# }} A warp costs the same whether 32 lanes work or 4.
 #
 # But a condition is evaluated lane by lane. If the lanes of a warp disagree, the warp executes **both** sides, one
-# after the other, each with the other lanes switched off. That is *divergence*. Below, half of the threads add and half
+# after the other, each with the other lanes switched off. That's *divergence*. Below, half of the threads add and half
 # multiply. In one version odd and even lanes part ways, in the other odd and even warps.
 
 
@@ -247,13 +248,13 @@ divergence.result(more)
 
 # %% [markdown]
 # Not double, because what comes before the branch is common to both. {{ assert 20 < more < 90 }} A condition is cheap
-# where it is the same for a whole warp, and costs both sides elsewhere.
+# where a whole warp agrees on it, and costs both sides elsewhere.
 #
 # ## 3 · Mistakes, and who sees them
 #
-# What if nobody asks whether the element exists? On a GPU this is often quiet: there is nearly always something behind
-# a tensor, another tensor for example, and the last threads write into it. The interpreter puts *guards* around each
-# tensor, bytes that nobody may touch, and names your line, counted within its cell.
+# What if nobody asks whether the element exists? On a GPU this is often quiet: there's nearly always something behind a
+# tensor, and the last threads write into it. The interpreter puts *guards* around each tensor, bytes that nobody may
+# touch, and names your line.
 
 
 # %%
@@ -273,16 +274,15 @@ print("and with n = 128: ", caught(Add(guard=False), *torch.randn(3, 128).unbind
 
 # %% [markdown]
 # The last line is the one to remember. The kernel is as wrong as before, but 128 is a multiple of the block, so no
-# thread is to spare. **Test with lengths that do not fit.**
+# thread is to spare. **Test with lengths that don't fit.**
 #
-# "Nothing found" is not "correct". The interpreter sees what this run did with these sizes: accesses out of bounds or
-# misaligned, bytes read that nobody wrote, threads that wait for ever, warps that race. It does not see races between
-# lanes of one warp, which it takes to run in step, and it knows nothing of speed.
+# "Nothing found" isn't "correct". The interpreter sees what this run did with these sizes, no races between lanes of
+# one warp, and nothing of speed.
 #
 # ### What it interprets
 #
 # *PTX* is the assembly language of a GPU that doesn't exist: as many registers as you like, and no real machine's
-# encoding. An assembler, `ptxas` or the one in the driver, turns it into machine code. This is all of `Add`:
+# encoding. An assembler turns it into machine code. This is all of `Add`:
 
 # %% tags=["hide-input"]
 # @title The PTX of `Add`
@@ -291,15 +291,9 @@ body = text[text.index("{\n") :].replace("\t", "  ").splitlines()
 print("\n".join(line for line in body if line.strip() and ".loc" not in line))
 
 # %% [markdown]
-# - `%tid.x` and `%ctaid.x` are the thread and the block. A product with 64 has become a shift: constants are cheap.
-# - `setp` compares and `@%p1 bra` jumps, in the lanes for which the predicate `%p1` holds: *predication*.
-# - `mul.wide` and `add.s64` make addresses of 64 bits.
-# - `ld.global.b32` twice, `add.f32`, `st.global.b32`: of all these lines, these four are the work.
-#
-# What to look for in a PTX file (`ptx-interpreter FILE.ptx` sums one up): the width of loads, and `.local`.
-# Local memory belongs to a thread and lies in slow global memory. An array in registers gets there when it is indexed
-# with a number that the compiler doesn't know. So do values for which registers run out, but no PTX shows that: the
-# assembler decides it (section 9 has an example).
+# `%tid.x` and `%ctaid.x` are the thread and the block. `setp` compares, and `@%p1 bra` jumps in the lanes for which the
+# predicate `%p1` holds. The two `ld.global.b32`, the `add.f32` and the `st.global.b32` are the work. What to look for
+# in a PTX file: the width of loads, and `.local`, an array that ended up in slow memory.
 #
 # ## 4 · Layouts
 #
@@ -307,8 +301,8 @@ print("\n".join(line for line in body if line.strip() and ".loc" not in line))
 # CuTe calls it a *layout* and writes it `shape:stride`. The offset of $(i, j)$ in `(4,8):(8,1)` is $8i + 1j$. Each
 # entry of the shape, with its stride, is a *mode*.
 #
-# Two more rules. A coordinate may be a single number: it is cut into coordinates with the **first mode fastest**. And
-# shapes may be nested: a mode may itself be a shape, with strides of its own. A few lines hold both.
+# Two more rules. A coordinate may be a single number: it's cut into coordinates with the **first mode fastest**. And
+# shapes may be nested: a mode may itself be a shape, with strides of its own. A few lines do both.
 
 
 # %%
@@ -354,7 +348,7 @@ print("(1, 2) is at", {name: offset((1, 2), *layout) for name, layout in LAYOUTS
 
 # %% [markdown]
 # The same four as pictures of the matrix. The number is the offset; the colour is the 8 floats (32 bytes) of one
-# *sector*, the least that a GPU moves. **Look for** the shape of a colour: whoever reads one number pays for all of it.
+# *sector*, the least that a GPU moves. **Look for** the shape of a colour: to read one number you pay for all of it.
 
 # %% tags=["hide-input"]
 # @title Figure: four layouts
@@ -379,21 +373,15 @@ plt.show()
 # %% [markdown]
 # A tile is cut out of a layout by *dividing* it: the result has the place **within** a tile, and **which** tile.
 # Nothing is moved, only strides are worked out. Dividing `(4,8):(8,1)` by tiles of 2 × 4, CuTe says `{{
-# asked["divided"] }}`: within a tile the old strides, from tile to tile the old strides times the tile. `zipped_divide`
-# gives it in that form: the place within a tile is one mode, which tile the other. In `tiled_divide` row and column of
-# the tile are modes of their own, so that its index is (place, row, column).
+# asked["divided"] }}`: within a tile the old strides, from tile to tile the old strides times the tile.
 #
 # ### Threads and values
 #
 # Now give a row of 64 floats to 4 threads, 16 to each. A *thread-value layout* has two modes: which thread, and which
-# of its values. Two ways:
-#
-# - *stretches*: `(4,16):(16,1)`. A thread has 16 in a row.
-# - *dealt out* in vectors of 4, 16 bytes: `(4,(4,4)):(4,(1,16))`. A thread has 4 in a row, then the others have theirs,
-#   then it is its turn again.
-#
-# Each thread loads 4 numbers at a time. The colour is the thread, the number says in which of its loads it takes the
-# element (the row is shown in two lines of 32). **Look for** the zeros: those are asked for at the same moment.
+# of its values. As *stretches*, `(4,16):(16,1)`, a thread has 16 in a row. *Dealt out* in vectors of 4,
+# `(4,(4,4)):(4,(1,16))`, a thread has 4 in a row, then the others have theirs, then it's its turn again. Each thread
+# loads 4 numbers at a time. The colour is the thread, the number says in which of its loads it takes the element.
+# **Look for** the zeros: those are asked for at the same moment.
 
 # %% tags=["hide-input"]
 # @title Figure: two ways to share a row
@@ -410,13 +398,13 @@ for ax, (name, (shape, stride)) in zip(axes, SHARES.items(), strict=True):
 plt.show()
 
 # %% [markdown]
-# A CPU likes stretches, since each core runs through a cache of its own. The threads of a warp load **together**, and
-# what they load together should be one piece of memory. How much does the other way cost?
+# A CPU likes stretches. The threads of a warp load **together**, and what they load together should be one piece of
+# memory. How much does the other way cost?
 #
 # ## 5 · What a load moves
 #
-# The memory system looks at the 32 addresses of a warp's load and moves the sectors in which they lie, each once: the
-# accesses are *coalesced*. Here is a kernel that takes every `step`-th element.
+# The memory system looks at the 32 addresses of a warp's load and moves the sectors they're in, each once: the accesses
+# are *coalesced*. Here's a kernel that takes every `step`-th element.
 
 # %% tags=["hide-input"]
 # @title The frame of a kernel from x to y
@@ -490,17 +478,15 @@ plt.show()
 waste.result(used[steps.index(16)])
 
 # %% [markdown]
-# From step 8 on, each lane has a sector of its own, and it gets no worse. A kernel that is bound by memory may run
-# eight times as long for that. A matrix read by columns, one field of many records: these are the steps that occur in
-# practice.
+# From step 8 on, each lane has a sector of its own, and it gets no worse. A memory-bound kernel may run eight times as
+# long for that.
 #
 # ### Sixteen bytes at once
 #
-# A thread can load 16 bytes with one instruction. So let it have `vector` neighbouring elements. `tiled_divide` cuts
+# A thread can load 16 bytes with one instruction, so let it have `vector` neighbouring elements. `tiled_divide` cuts
 # the vector into pieces, and `[None, piece]` takes all of piece number `piece`. A *register tensor*
 # (`make_rmem_tensor`) is the thread's own place for its numbers, and `autovec_copy` moves them with the widest
-# instruction that size and alignment allow. A register tensor's `load()` gives all of its numbers as one value to
-# compute with, and `store` puts such a value back. After the last whole piece there are up to `vector - 1` elements
+# instruction that size and **known alignment** allow. After the last whole piece there are up to `vector - 1` elements
 # left, for the `else`.
 
 
@@ -554,11 +540,9 @@ plt.show()
 fewer, twice = wide[1].total / wide[4].total, wide[8].sectors / wide[4].sectors
 
 # %% [markdown]
-# Up to four, the bytes stay what they are and {{ fewer:.1f }} times fewer instructions move them. With 8 a thread there
-# are two loads, and a lane has 32 bytes in a row: **one** load takes every other 16 bytes, half of each sector, and the
-# second load the other half. Sectors are touched twice as often. {{ assert twice == 2 }} (A GPU's cache
-# usually saves the second trip, but work for it doubles.) Dealing out in rounds, as in the figure above, avoids the
-# question: that is what thread-value layouts are for.
+# Up to four, the bytes stay what they are and {{ fewer:.1f }} times fewer instructions move them. With 8 per thread
+# there are two loads, and **one** load takes every other 16 bytes, half of each sector; the second takes the other
+# half. Sectors are touched twice. {{ assert twice == 2 }} Dealing out in rounds, as in the figure above, avoids that.
 #
 # ## 6 · RMSNorm: threads that need each other
 #
@@ -566,10 +550,10 @@ fewer, twice = wide[1].total / wide[4].total, wide[8].sectors / wide[4].sectors
 #
 # $$y_j = w_j\, \frac{x_j}{\sqrt{\text{mean of all } x_i^2 + 10^{-6}}} .$$
 #
-# The mean needs all of the row, so threads must talk. Within a warp they do by *shuffles*: an instruction by which each
-# lane reads a register of another lane, no memory involved. In a *butterfly*, lane $l$ adds the value of lane $l \oplus
-# 1$, then of $l \oplus 2$, 4, 8, 16 ($\oplus$ is exclusive or). After five steps every lane has the sum of all 32. Here
-# are 8 lanes and three steps. **Look for** how pairs, fours and eights become equal.
+# The mean needs all of the row, so threads must talk. Within a warp they do it by *shuffles*: an instruction by which
+# each lane reads a register of another lane, no memory involved. In a *butterfly*, lane $l$ adds the value of lane $l
+# \oplus 1$, then of $l \oplus 2$, 4, 8, 16 ($\oplus$ is exclusive or). After five steps every lane has the sum of all
+# 32. **Look for** how pairs, fours and eights become equal.
 
 # %% tags=["hide-input"]
 # @title Figure: a butterfly
@@ -584,10 +568,9 @@ ax.set_xticks(range(8), [f"lane {i}" for i in range(8)])
 plt.show()
 
 # %% [markdown]
-# One row per warp: each lane holds its part of the row in registers, dealt out 16 bytes at a time (8 numbers of 16
-# bits), so the row is read from memory **once**. Then each lane adds up its own squares (`reduce`), the butterfly adds
-# up the lanes (`warp_reduction_sum`), and every lane scales and writes what it holds. The package's `RMSNorm` is this
-# with some extras.
+# One row per warp: each lane holds its part of the row in registers, so the row is read from memory **once**. Then each
+# lane adds up its own squares (`reduce`), the butterfly adds up the lanes (`warp_reduction_sum`), and every lane scales
+# and writes what it holds. Inputs and outputs have 16 bits, sums have 32.
 
 
 # %%
@@ -639,17 +622,17 @@ print(f"equal to the rounded float64 result: {(y == exact.bfloat16()).float().me
 print({name: k for name, k in report.instructions.items() if name.startswith("shfl")}, "for", len(x), "rows")
 
 # %% [markdown]
-# Five shuffles a row, and no shared memory. The shuffles stand inside `if row < x.shape[0]`, which is sound only
-# because a row has a whole warp, so all 32 lanes agree. Give a row to 16 lanes instead, as the package does for rows of
-# 896, and a warp has two rows; with an odd number of rows half of the last warp has none. A shuffle waits for all lanes
-# of its *mask*, which here names the whole warp. Inside the condition it would wait for ever, or take whatever lies
-# there.
+# Five shuffles per row, and no shared memory. The shuffles are inside `if row < x.shape[0]`, which is sound only
+# because a row has a whole warp, so all 32 lanes agree. Give a row to 16 lanes instead, and a warp has two rows; with
+# an odd number of rows, half of the last warp has none. A shuffle waits for all lanes of its *mask*, here the whole
+# warp, that haven't left the kernel. Below, the lanes without a row wait at a barrier while the others wait for them at
+# the shuffle.
 
 
 # %%
 @dataclass(frozen=True)
 class HalfWarp(FromTo):
-    """y[i] = sum of the 16 values of i's row; the shuffle is inside the condition, or not."""
+    """y[i] = sum of the 16 values of i's row; the shuffle is inside the condition, or not. A barrier comes after it."""
 
     inside: bool = True
 
@@ -665,6 +648,7 @@ class HalfWarp(FromTo):
                 value = cute.arch.warp_reduction_sum(value, threads_in_group=16)
         if const_expr(not self.inside):
             value = cute.arch.warp_reduction_sum(value, threads_in_group=16)
+        cute.arch.sync_threads()  # lanes without a row wait here
         if i < x.shape[0]:
             y[i] = value
 
@@ -676,10 +660,10 @@ print("outside:", caught(HalfWarp(inside=False), *three_rows))
 # %% [markdown]
 # ### Wide rows: shared memory and barriers
 #
-# A row of many thousands does not fit in the registers of one warp. Then a block takes it, and sums must cross from
-# warp to warp. That goes through *shared memory*, a small memory in the SM that all threads of a block see
-# (`alloc_smem`). Each warp writes its share. After a *barrier* (`sync_threads`), which nobody passes before all threads
-# of the block are there, the shares can be read.
+# A row of many thousands doesn't fit in the registers of one warp. Then a block takes it, and sums must cross from warp
+# to warp, through *shared memory*, a small memory in the SM that all threads of a block see (`alloc_smem`). Each warp
+# writes its share. After a *barrier* (`sync_threads`), which nobody passes before all threads of the block are there,
+# the shares can be read.
 
 
 # %%
@@ -720,9 +704,8 @@ print(f"{report.barriers} barriers for {len(y)} blocks, sums {[round(v, 2) for v
 
 # %% [markdown]
 # Now leave the barrier out. On a GPU the answer then depends on which warp is faster: a *race*. It could be right a
-# million times. The interpreter lets warps take turns in several orders: `lockstep` (all together), `warp` (one after
-# another, the last first), `random` (a few instructions of one, then of another). But it need not be lucky: it keeps
-# track of who is **ordered** before whom. A barrier orders. The accident of being first does not.
+# million times. The interpreter lets warps take turns in several orders, but it needn't be lucky: it keeps track of who
+# is **ordered** before whom. A barrier orders. The accident of being first doesn't.
 
 # %%
 for order in ("lockstep", "warp", "random"):
@@ -730,17 +713,13 @@ for order in ("lockstep", "warp", "random"):
     assert caught(BlockSum(), x.flatten(), y, order=order) == "nothing found in this run"
 
 # %% [markdown]
-# In each order the mistake is found, even where the sum would have come out right. (In the random order the share was
-# not even there when it was read, hence the other message.)
+# In each order the mistake is found, even where the sum would have come out right.
 #
-# > ### Box: banks and swizzles
-# >
-# > Shared memory has 32 *banks*: word $w$ of 4 bytes is in bank $w \bmod 32$, and a bank serves one word a turn. A warp
-# > that reads a **row** of a 32 × 32 tile of floats touches 32 banks, one turn. A warp that reads a **column** finds
-# > all 32 words in one bank, and takes 32 turns: a *bank conflict*. Two remedies. *Padding*: rows of 33 words, which
-# > costs room. A *swizzle*: element $(r, c)$ lies in its row at $c \oplus r$ and not at $c$. The columns are spread
-# > over all banks, rows still use each bank once, and it costs nothing but an exclusive or. CuTe has it as a layout,
-# > `make_swizzle`. (The interpreter knows nothing of banks. Profilers count conflicts.)
+# > ### Box: banks and swizzles > > Shared memory has 32 *banks*: word $w$ of 4 bytes is in bank $w \bmod 32$, and a
+# bank serves one word per turn. A warp that reads a **row** of a 32 × 32 tile of floats touches 32 banks, one turn. A
+# warp that reads a **column** finds all 32 words in one bank, and takes 32 turns: a *bank conflict*. *Padding* (rows of
+# 33 words) costs room. A *swizzle* puts element $(r, c)$ at $c \oplus r$ of its row, and costs nothing but an exclusive
+# or. CuTe has it as a layout, `make_swizzle`.
 #
 # The same on a small scale, a tile of 8 × 8 and 8 banks. The number is the word in which an element lies, the colour
 # its bank; the outlined cells are one column. **Look for** how many colours the column has.
@@ -773,30 +752,10 @@ plt.show()
 # The exercises have a harder one: rows, columns and sub-tiles at once. {{ assert conflicts == {"row-major": (1, 32),
 # "padded": (1, 1), "swizzled": (1, 1)} }}
 #
-# ### Sums in float32
-#
-# Inputs and outputs are 16 bits wide. Why not the sum?
-
-# %% tags=["hide-input"]
-# @title Your bet
-running = bet("Add 1 to a bfloat16 that starts at 0, 900 times. Where does it end?", (900, 0, 1000, 1))
-
-# %%
-total = torch.zeros((), dtype=torch.bfloat16)
-for _ in range(900):
-    total = total + torch.ones((), dtype=torch.bfloat16)
-running.result(float(total))
-
-# %% [markdown]
-# bfloat16 has 8 bits of precision: just above {{ float(total):.0f }} it holds only even numbers, so {{
-# float(total) + 1:.0f }} is rounded back. {{ assert float(total) == 256 }} And float16, which has 11, cannot hold a
-# square above {{ torch.finfo(torch.float16).max:,.0f }} at all. So: read 16 bits, compute in 32, round once, at the
-# end.
-#
 # ## 7 · What fusing saves
 #
 # Eager PyTorch runs RMSNorm as a chain of operators. Each reads its inputs from memory and writes its output there. How
-# many bytes is that? A *dispatch mode* sees every operator that is called. (Views move nothing.)
+# many bytes is that? A *dispatch mode* sees every operator that's called. (Views move nothing.)
 
 # %%
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -832,8 +791,7 @@ def eager_swiglu(gate_up):
 
 
 # %% [markdown]
-# And now the package's kernels, `RMSNorm` with the addition to the residual stream in it, and `Swiglu`. The interpreter
-# counts what they move.
+# And the package's kernels, `RMSNorm` with the addition to the residual stream in it, and `Swiglu`:
 
 # %%
 from rlcourse.course.kernels.rms_norm import RMSNorm, add_rms_norm_reference
@@ -874,16 +832,15 @@ display(Markdown("\n".join(lines)))
 norm_saved, swiglu_saved = eager_bytes[0] / norm_bytes, eager_bytes[1] / swiglu_bytes
 
 # %% [markdown]
-# Two reads, two writes and a weight are the least for the norm, since both the new stream and its norm are needed
-# later. Nearly all other bytes are of tensors that one operator writes only for the next to read. *Fusing* removes
-# those: {{ norm_saved:.1f }} times fewer bytes here, {{ swiglu_saved:.1f }} times for SwiGLU. {{ assert norm_saved > 3
-# }} No tuning of single operators could.
+# Nearly all bytes of the eager chain belong to tensors that one operator writes only for the next to read. *Fusing*
+# removes those: {{ norm_saved:.1f }} times fewer bytes here, {{ swiglu_saved:.1f }} times for SwiGLU. {{ assert
+# norm_saved > 3 }} No tuning of single operators could.
 #
 # ## 8 · On a GPU: the floor, and the competition
 #
-# Such kernels do a handful of operations for each byte, so their floor is **bytes over bandwidth** (lesson 06), and the
-# honest yardstick for bandwidth is a copy. On an H200 we have timed three ways to compute both of the above: eager
-# PyTorch, the same function under `torch.compile`, and our kernels.
+# Such kernels do a handful of operations per byte, so their floor is **bytes over bandwidth** (lesson 06), and the
+# honest yardstick for bandwidth is a copy. On an H200 we timed eager PyTorch, the same function under `torch.compile`,
+# and our kernels.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -918,49 +875,25 @@ attention = {
 fastest.result(FATES[0] if lead > 1.5 else FATES[1] if lead > 1.05 else FATES[2] if lead > 0.95 else FATES[3])
 
 # %% [markdown]
-# {{ us["add_rms_norm-cute"]:.1f }} µs against {{ us["add_rms_norm-compiled"]:.1f }}, and {{ us["swiglu-cute"]:.0f }}
-# against {{ us["swiglu-compiled"]:.0f }}: **a tie.** {{ assert 0.95 < lead < 1.05 and 0.95 < swiglu_lead < 1.05 }} And
-# it has to be one. Our two run at {{ 100 * floor["add_rms_norm"] / us["add_rms_norm-cute"]:.0f }} % of a copy's speed
-# for the norm and at {{ 100 * floor["swiglu"] / us["swiglu-cute"]:.0f }} % for SwiGLU (a copy is a yardstick and not a
-# law: it writes as much as it reads, SwiGLU half as much). There is next to nothing left to win. The norm is {{
-# us["add_rms_norm-eager"] / us["add_rms_norm-cute"]:.1f }} times as fast as eager: a factor of {{ norm_saved:.1f }}
-# because it moves that many times fewer bytes, and the rest because eager's operators move theirs at only {{ 100 *
-# norm_saved * floor["add_rms_norm"] / us["add_rms_norm-eager"]:.0f }} % of a copy's speed. `torch.compile` fuses this
-# as well as we do.
-#
-# So why write kernels at all?
+# **A tie**, {{ us["add_rms_norm-cute"]:.1f }} µs against {{ us["add_rms_norm-compiled"]:.1f }} for the norm. {{ assert
+# 0.95 < lead < 1.05 and 0.95 < swiglu_lead < 1.05 }} It has to be one: both run at about the speed of a copy, so
+# there's nothing left to win. {{ assert floor["add_rms_norm"] / us["add_rms_norm-cute"] > 0.8 }} `torch.compile` fuses
+# this as well as we do. So why write kernels at all?
 #
 # - **For what the compiler can't see.** It fuses chains of elementwise operators and sums. Attention over a cache is no
-#   such chain: one step of it for 256 sequences of {{ max(r["shape"][1] for r in record["results"] if r["variant"] ==
-#   "fused-cute"):, }} tokens, as transformers writes it, with rotation and cache write, takes {{
-#   attention["fused-compiled"]:.0f }} µs compiled and {{ attention["fused-cute"]:.0f }} µs in a kernel of its own, {{
-#   attention["fused-compiled"] / attention["fused-cute"]:.0f }} times less. {{ assert attention["fused-compiled"] > 10
-#   * attention["fused-cute"] }} Calling PyTorch's own attention for grouped heads closes much of that gap, to {{
-#   attention["fused-sdpa-gqa"]:.0f }} µs. Lesson 09 closes the rest.
-# - **To know when to stop.** If you can work out the floor you see that {{ us["add_rms_norm-compiled"]:.0f }} µs is
-#   done, and don't spend a week on it.
-# - **For the numbers.** You say where to round. Within a fused kernel `torch.compile` leaves out the roundings between
-#   eager's operators, unless told otherwise (`emulate_precision_casts`). So it takes the norm of the sum, and we take
-#   it of the sum as the stream stores it, in 16 bits. Neither is wrong, but they differ: measured from the norm of the
-#   stored stream, the compiled kernel's largest error is {{ errors["compiled"] / errors["cute"]:.1f }} times ours. {{
-#   assert errors["compiled"] > 2 * errors["cute"] }} (Eager's is {{
-#   timed["add_rms_norm-eager"]["relative_error"] / errors["cute"]:.1f }} times ours: it takes the same norm as we do,
-#   but rounds once more, before the weight.) Where two programs must agree, as sampler and trainer in
+#   such chain: as transformers writes it, one step takes {{ attention["fused-compiled"] / attention["fused-cute"]:.0f
+#   }} times as long compiled as in a kernel of its own (lesson 09). {{ assert attention["fused-compiled"] > 10 *
+#   attention["fused-cute"] }}
+# - **For the numbers.** You say where to round. Where two programs must agree, as sampler and trainer in
 #   [lesson 11](11_engine_for_rl.ipynb), you want to be the one who decides.
 #
-# If it is elementwise, or a sum along a row, let the compiler do it.
-
-# %% [markdown]
-# ## 9 · Bytes in flight
+# If it's elementwise, or a sum along a row, let the compiler do it.
 #
-# What does it take to get there? A load takes hundreds of nanoseconds, its *latency*. To use all of a bandwidth,
-# bandwidth times latency bytes must be **in flight at any moment**: Little's law (Little 1961), which also says how
-# many people stand in a shop. They can come from many threads with a little each, or few threads with much.
-#
-# How many threads an SM holds is limited by its places for warps and blocks, its shared memory, and its 65,536
-# registers. The share of places for warps that is filled is the *occupancy*. Below is a **model** with an H200's data
-# sheet, 132 SMs and 4.8 TB/s, and an assumed latency of 700 ns. **Look for** how the third picture, with 24 of 64
-# warps, still reaches the roof (on the sliders: 80 registers, 112 bytes a thread).
+# One more way to miss the floor: too few **bytes in flight**. A load takes hundreds of nanoseconds, so to use all of a
+# bandwidth, bandwidth times latency bytes must be on their way at any moment (Little's law). They can come from many
+# threads with a little each, or from few threads with much. Below is a model with an H200's data sheet. **Look for**
+# how the third picture, with 24 of 64 warps per SM, still reaches the roof. Occupancy is a means; bytes in flight are
+# the end (Volkov 2010).
 
 # %% tags=["hide-input"]
 # @title Explorer: bytes in flight
@@ -1011,46 +944,108 @@ explorer(
 )
 
 # %% [markdown]
-# In the first picture (32 registers, 4 bytes) each thread has one float in flight, at **full** occupancy, and does not
-# get there. With 16 bytes it does, and so does a kernel with many registers that asks for all of its row before it uses
-# any of it. Occupancy is a means; bytes in flight are the end (Volkov 2010). For our kernels, with registers read from
-# their machine code:
+# ## 9 · Without this course
+#
+# You'll want to run your kernel in your own project. Four things change.
+#
+# ### Alignment: a puzzle
+#
+# Here's `WideAdd` again as a program of its own, compiled twice. The tensors are the same. Only `from_dlpack` differs.
 
-# %% tags=["hide-input"]
-# @title Table: registers, warps, bytes in flight
-rows_of = {
-    "Add, 1 a thread": (Add(), 8),
-    "WideAdd, 4 a thread": (WideAdd(vector=4), 32),
-    "RMSNorm 896, with residual": (RMSNorm(896, "bfloat16", add=True), 2 * 2 * 896 // 16),
-    "RMSNorm 5120": (RMSNorm(5120, "float16"), 2 * 5120 // 32),
-    "WarpNorm 8192": (WarpNorm(8192), 2 * 8192 // 32),
-    "Swiglu 4864": (Swiglu(4864, "bfloat16"), 32),
-}
-needed = 700 * A_SM / 1024
-lines = [
-    "| kernel | registers | stack, bytes | warps an SM holds (most: 64) | KB in flight, at most |",
-    "| --- | --- | --- | --- | --- |",
-]
-spilled, flying = {}, {}
-for name, (kernel, loads) in rows_of.items():
-    code = compiled(kernel, "sm_90a")
-    warps = resident_warps("sm_90a", kernel.threads, code.registers, code.shared_bytes)
-    spilled[name], flying[name] = code.stack_bytes, warps * 32 * loads / 1024
-    lines.append(f"| {name} | {code.registers} | {code.stack_bytes} | {warps} | {flying[name]:.0f} |")
-display(Markdown("\n".join(lines)))
+
+# %%
+@cute.kernel
+def wide_kernel(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    piece = block * 128 + thread
+    if (piece + 1) * 4 <= c.shape[0]:
+        x, y = (cute.make_rmem_tensor(4, Float32) for _ in range(2))
+        cute.autovec_copy(cute.tiled_divide(a, (4,))[None, piece], x)
+        cute.autovec_copy(cute.tiled_divide(b, (4,))[None, piece], y)
+        x.store(x.load() + y.load())
+        cute.autovec_copy(x, cute.tiled_divide(c, (4,))[None, piece])
+
+
+@cute.jit
+def launch_wide(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, stream: cuda.CUstream):
+    blocks = cute.ceil_div(c.shape[0], 512)
+    wide_kernel(a, b, c).launch(grid=[blocks, 1, 1], block=[128, 1, 1], stream=stream)
+
+
+def memory_instructions(*tensors) -> list[str]:
+    """Loads and stores of global memory in the PTX of `launch_wide` for these tensors."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = f"--gpu-arch=sm_86 --keep-ptx --keep-cubin --dump-dir={folder}"
+        text = cute.compile(launch_wide, *tensors, cuda.CUstream(0), options=options).__ptx__
+    return [line.split()[0] for line in text.splitlines() if "ld.global" in line or "st.global" in line]
+
+
+abc = [torch.randn(4096) for _ in range(3)]
+plain = memory_instructions(*map(from_dlpack, abc))
+promised = memory_instructions(*(from_dlpack(t, assumed_align=16) for t in abc))
+print("from_dlpack(t):                  ", *plain)
+print("from_dlpack(t, assumed_align=16):", *promised)
+assert plain == ["ld.global.b32"] * 8 + ["st.global.b32"] * 4
+assert promised == ["ld.global.v4.b32"] * 2 + ["st.global.v4.b32"]
+try:
+    memory_instructions(*(from_dlpack(t[1:4093], assumed_align=16) for t in abc))
+except RuntimeError as error:
+    print("a view that begins 4 bytes later:", error)
 
 # %% [markdown]
-# At 700 ns the model asks for {{ needed:.0f }} KB an SM. Only `Add`, with one element a thread, stays below that. {{
-# assert [name for name in flying if flying[name] < needed] == ["Add, 1 a thread"] }} `WarpNorm` with rows of 8,192
-# shows where one row per warp ends: a thread's part of the row and of the weights fills {{ 2 * 8192 // 32 // 2 }}
-# registers by itself, and a thread can have 255. So the assembler *spills* to a stack of {{ spilled["WarpNorm 8192"] }}
-# bytes, which lies in local memory. {{ assert spilled["WarpNorm 8192"] > 0 }} From there on a block takes the row.
+# Twelve instructions, or three, for the same kernel. `autovec_copy` may use 16 bytes only if the address is a multiple
+# of 16, and all `from_dlpack` knows by default is that a float32 is aligned to 4. **The kernel is right either way, so
+# no test fails.** It just asks for every sector four times. In the course's form `Argument` promises 16 bytes for you
+# (`align=`). In your project, promise it yourself, and grep the PTX for `v4`. The promise is checked: a view that
+# begins in the middle is refused.
 #
-# ## 10 · An operation of PyTorch
+# ### Streams
 #
-# Python can call a kernel's launcher, but `torch.compile` can't look inside it, and the graph breaks (lesson 07). The
-# remedy is to register an *operation*: a name with a schema, which says what is read and what is changed, and a *fake*,
-# which makes an empty output of the right shape, strides and dtype. That is all a compiler needs to plan around it.
+# A launch waits its turn in a queue of the GPU, a *stream*. PyTorch's work is in PyTorch's current stream, so launch
+# there, or nothing orders your kernel after the one that makes its input. Inside `torch.cuda.graph(...)` the current
+# stream is the one that's recorded; a launch in any other is an error.
+#
+# ```python
+# stream = cuda.CUstream(torch.cuda.current_stream().cuda_stream)
+# program = cute.compile(launch_wide, *tensors, stream)  # once: keep it
+# program(*tensors, stream)
+# ```
+#
+# ### The same kernel in Triton
+#
+# Triton is the other way to write kernels in Python. Its interpreter runs here as well:
+
+# %%
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_triton(a, b, c, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # all elements of the block at once
+    inside = at < n
+    tl.store(c + at, tl.load(a + at, mask=inside) + tl.load(b + at, mask=inside), mask=inside)
+
+
+a, b = (torch.randn(1003, device=device) for _ in range(2))
+c = torch.empty_like(a)
+add_triton[(triton.cdiv(len(c), 512),)](a, b, c, len(c), BLOCK=512)
+print("right:", torch.equal(c, a + b))
+
+# %% [markdown]
+# In CuTe you write what a **thread** does: which elements it holds, how wide its loads are, where it waits. In Triton
+# you write what a **block** does with a tile, and the compiler chooses threads, load widths, shared memory and
+# barriers. There's no `piece`, no register tensor, no tail; a mask does it all. Triton is much shorter, and CuTe
+# reaches what Triton's compiler doesn't: layouts of your own (lesson 09 renumbers a matrix so that no register moves),
+# warps with different jobs, exact control of what's in flight. Write it in Triton first. Lesson 10, section 6, says
+# which of the two does what in our engine.
+#
+# ### An operation of PyTorch
+#
+# `torch.compile` can't look inside a launcher, and the graph breaks (lesson 07). The remedy is to register an
+# *operation*: a name with a schema, which says what's read and what's changed, and a *fake*, which makes an empty
+# output of the right shape, strides and dtype.
 
 
 # %%
@@ -1073,45 +1068,31 @@ print("in one graph;", torch.library.opcheck(add, (a, b)))
 print(torch.ops.rlcourse.add_rms_norm.default._schema)
 
 # %% [markdown]
-# `fullgraph=True` would have raised at a break. `opcheck` asks whether schema and fake are true: a fake that says
-# another dtype, or an operation that changes an argument without saying so in `mutates_args`, produces wrong code
-# later, far from here. The package's `add_rms_norm` changes the residual stream in place, and its schema marks what it
-# writes with `!`. What happens to a fast kernel without all this is lesson 10.
+# `fullgraph=True` would have raised at a break. `opcheck` asks whether schema and fake are true. What happens to a fast
+# kernel without all this is lesson 10.
 #
 # ## Check yourself
 #
-# 1. A warp loads 4 bytes a lane, and the first lane's address is 16 bytes past a multiple of 32. How many sectors?
+# 1. A warp loads 4 bytes per lane, and the first lane's address is 16 bytes past a multiple of 32. How many sectors?
 #
 # <details><summary>Answer</summary>
 # Five: 128 bytes that begin in the middle of a sector end in the middle of another. 128 of 160 bytes are used.
 # </details>
 #
-# 2. What is the layout of a row-major matrix of 6 × 10, transposed, and what was moved to get it?
-#
-# <details><summary>Answer</summary>
-# `(10,6):(1,10)`. Nothing: shape and strides changed places.
-# </details>
-#
-# 3. A kernel passes all tests with 4,096 elements. Name two lengths that you try next, and why.
+# 2. A kernel passes all tests with 4,096 elements. Name two lengths that you try next, and why.
 #
 # <details><summary>Answer</summary>
 # 4,095 and 1. Neither is a multiple of the piece or of the block, so both reach the tail: 4,095 in a block that is
 # otherwise full, 1 in one that is nearly empty.
 # </details>
 #
-# 4. All results of a kernel are right, and the interpreter reports a race. Who is wrong?
+# 3. All results of a kernel are right, and the interpreter reports a race. Who is wrong?
 #
 # <details><summary>Answer</summary>
 # The kernel. The result was right in this order of events, and nothing makes another order impossible.
 # </details>
 #
-# 5. A kernel has 25 % occupancy and reaches a copy's bandwidth. What do you gain by halving its registers?
-#
-# <details><summary>Answer</summary>
-# Nothing. It has enough bytes in flight, and the bandwidth is the floor. If the compiler must spill for it, you lose.
-# </details>
-#
-# 6. A colleague's fused kernel for `gelu(x) * y` beats eager by 3 times. What do you ask first?
+# 4. A colleague's fused kernel for `gelu(x) * y` beats eager by 3 times. What do you ask first?
 #
 # <details><summary>Answer</summary>
 # How it compares with `torch.compile`, and both with bytes over bandwidth. Three moved tensors instead of five or more

@@ -9,18 +9,18 @@
 # %% [markdown]
 # **You will learn**
 #
-# - what attention of one query token must read and compute, and why on paper it waits for memory;
+# - what attention of one query token must read and compute, and why on paper it's memory-bound;
 # - the online softmax: three quantities, $m$, $l$ and acc, that can be merged in any order;
-# - what starves a large GPU, and two remedies: more CTAs, and more bytes in flight in each;
-# - to read a decode-attention kernel in three steps: CUDA cores, splits, tensor cores;
-# - to count bytes and instructions, and what counting can and cannot say about time;
-# - what is gained when RoPE, the cache write and attention are one launch.
+# - to read three whole decode-attention kernels: on CUDA cores, with splits, and on tensor cores;
+# - to count bytes and instructions, and what counting can and can't say about time;
+# - what's gained when RoPE, the cache write and attention are one launch.
 #
-# You need [lesson 08](08_first_kernels.ipynb) (kernels, layouts, copies of 16 bytes, the interpreter) and from
-# [lesson 07](07_static_cache.ipynb) the static cache, positions of each row, and left padding. Kernels need CuTe DSL
-# (Linux: `pip install "rlcourse[kernels]"`) and no GPU: they are compiled, and an interpreter runs their PTX on this
-# processor. It says what a kernel does, byte by byte and instruction by instruction, but not how long that takes. Times
-# come from a record.
+# You need [lesson 08](08_first_kernels.ipynb) and from [lesson 07](07_static_cache.ipynb) the static cache and left
+# padding. You don't need a GPU: kernels are compiled, and an interpreter runs their PTX. Times come from a record.
+#
+# One thing plainly, before you start: **the default engine doesn't run this kernel.** Its attention is in Triton,
+# because it must add up in the trainer's order (lesson 11). This one is what lesson 10 puts into `generate`, and an
+# option of our engine.
 
 # %%
 import inspect
@@ -53,21 +53,19 @@ H, K, D = 14, 2, 64  # query heads, key-value heads, head size: those of Qwen2.5
 SHARED = H // K  # query heads that share a key-value head
 
 # %% [markdown]
-# Letters, as in transformers: $H$ query heads, $K$ key-value heads, $D$ the head size, $S$ slots of the cache; $n$
-# tokens that a row attends to. A *pair* is a row and a key-value head. A *CTA* (cooperative thread array) is what CUDA
-# also calls a block, a *lane* is a thread of a warp, an *SM* is a multiprocessor.
+# $H$ is the number of query heads, $K$ of key-value heads, $D$ the head size, $S$ the slots of the cache, and $n$ the
+# tokens that a row attends to. A *pair* is a row and a key-value head. A *CTA* is what CUDA also calls a block.
 #
 # ## 1 · What one query token asks for
 #
-# A pair holds $n$ keys and $n$ values of $D$ numbers, and its $H/K$ query heads want all of them. For each head the
-# scores take $nD$ multiplications and as many additions, and the mix of the values the same again. In bfloat16, 2 bytes
-# a number,
+# A pair has $n$ keys and $n$ values of $D$ numbers, and its $H/K$ query heads want all of them. In bfloat16, 2 bytes
+# per number,
 #
-# $$\text{bytes} = 2 \cdot 2\, n D , \qquad \text{operations} = 4\, \tfrac{H}{K}\, n D , \qquad
-#   \text{intensity} = \frac{H}{K}\ \text{operations a byte}.$$
+# $$\text{bytes} = 2 \cdot 2\, n D , \qquad \text{FLOP} = 4\, \tfrac{H}{K}\, n D , \qquad
+#   \text{intensity} = \frac{H}{K}\ \text{FLOP/byte}.$$
 #
-# Length and head size cancel. **Only $H/K$ is left**, which is {{ SHARED }} here and at most 8 in the models of this
-# course. Now the machines. These are the makers' numbers, not measurements.
+# Length and head size cancel. **Only $H/K$ is left**, which is {{ SHARED }} here. Now the machines, by their makers'
+# numbers.
 
 # %% tags=["hide-input"]
 # @title Five GPUs, as published
@@ -102,8 +100,7 @@ for name, gpu in GPUS.items():
     print(f"{name:9} ridge at {ridges[0]:4.0f} operations a byte on CUDA cores, {ridges[1]:4.0f} on tensor cores")
 
 # %% [markdown]
-# The *ridge* (lesson 06) is the intensity above which operations take longer than bytes. **Look for** where $H/K$
-# lies.
+# The *ridge* (lesson 06) is the intensity above which a kernel is compute-bound. **Look for** where $H/K$ lies.
 
 # %% tags=["hide-input"]
 # @title Figure: decode attention under two roofs
@@ -124,12 +121,9 @@ ax.grid()
 plt.show()
 
 # %% [markdown]
-# On the slope of every roof. So on paper decode attention waits for memory, on any GPU and with either kind of core,
-# and the best kernel reads the cache once, at full speed. Keep that in mind: soon there is a kernel that does read it
-# once and stays far below the roof.
-#
-# One consequence is in the design already: all query heads of a pair are computed together. A kernel with a CTA for
-# each query head would ask for the cache $H/K$ times.
+# On the slope of every roof: on paper decode attention is memory-bound, on any GPU and with either kind of core, and
+# the best kernel reads the cache once, at full speed. Keep that in mind: soon there's a kernel that does read it once
+# and stays far below the roof.
 #
 # ## 2 · Softmax in one pass
 #
@@ -146,8 +140,7 @@ plt.show()
 # $$\alpha = e^{m - m'}, \qquad l' = \alpha\, l + e^{x - m'}, \qquad \text{acc}' = \alpha\, \text{acc} + e^{x - m'} v
 # .$$
 #
-# The factor $\alpha$ *rescales*. It is at most 1, and exactly 1 unless a new maximum is met. At the end
-# $o = \text{acc} / l$.
+# At the end $o = \text{acc} / l$.
 
 
 # %%
@@ -174,12 +167,9 @@ for spread in (1.0, 50.0, 1000.0):
     assert errors[0] < 1e-5
 
 # %% [markdown]
-# Why does $m$ begin at $-10^{30}$ and not at $-\infty$? A lane that has seen nothing but masked scores ($-\infty$)
-# would compute $-\infty - (-\infty)$, which is nan, and one nan spoils the row. And why not at 0? Because all scores
-# may be far below 0; then every weight underflows, and $0/0$ is left. (Exercise 5 has such scores.)
-#
-# Red dots are new maxima. **Look for** the one where $l$ drops: everything before it is rescaled. (At the others $l$
-# was small, or the new maximum hardly higher.)
+# Why does $m$ begin at $-10^{30}$? At $-\infty$, a lane that has seen nothing but masked scores would compute $-\infty
+# - (-\infty)$, which is nan. At 0, all scores may be far below it; then every weight underflows, and $0/0$ is left.
+# (Exercise 5 has such scores.) Red dots are new maxima. **Look for** the one where $l$ drops.
 
 # %% tags=["hide-input"]
 # @title Figure: m and l on the way
@@ -199,20 +189,18 @@ right.legend()
 plt.show()
 
 # %% [markdown]
-# On a GPU there is one small change. Its hardware has powers of **2**, so the factor $\log_2 e$ goes into the query
-# once, together with $1/\sqrt{D}$, and every `exp` becomes `exp2`.
+# A GPU has powers of **2** in hardware, so the factor $\log_2 e$ goes into the query once, together with $1/\sqrt{D}$,
+# and every `exp` becomes `exp2`.
 #
 # ## 3 · Partial results
 #
-# The three are more than a trick for one loop. Call $(m, l, \text{acc})$ a **partial**: what somebody knows who has
-# seen some of the tokens. Two who have seen different tokens merge by the same rule:
+# Call $(m, l, \text{acc})$ a **partial**: what somebody knows who has seen some of the tokens. Two who have seen
+# different tokens merge by the same rule:
 #
 # $$m = \max(m_1, m_2), \qquad l = l_1 e^{m_1 - m} + l_2 e^{m_2 - m}, \qquad
 #   \text{acc} = \text{acc}_1 e^{m_1 - m} + \text{acc}_2 e^{m_2 - m} .$$
 #
-# A single token is the partial $(x, 1, v)$, nothing at all is $(-10^{30}, 0, 0)$. The result is the partial of all
-# tokens together, whatever the order: the merge is associative and commutative. That is the licence for all that
-# follows.
+# The result is the partial of all tokens together, whatever the order. That's the licence for all that follows.
 
 
 # %%
@@ -242,8 +230,8 @@ assert worst < 1e-5
 # ## 4 · What starves a large card
 #
 # The natural first kernel gives each pair to a CTA. With 16 rows those are {{ 16 * K }} CTAs for the {{
-# GPUS["H200"].multiprocessors }} SMs of an H200, so three quarters of them have nothing to do. The record has this
-# kernel for 16 rows of 456 tokens. How fast does it read, compared with a copy, our yardstick for memory?
+# GPUS["H200"].multiprocessors }} SMs of an H200, so three quarters of them have nothing to do. How fast does it read,
+# compared with a copy, for 16 rows of 456 tokens?
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -261,9 +249,8 @@ first_bet = bet(
 first_bet.result(100 * rate["attention-simple", SMALL])
 
 # %% [markdown]
-# Far less than a quarter, so idle SMs are not the main reason. **Little's law** finds a better one. Memory does not
-# answer at once. To use all of a bandwidth, bandwidth times latency bytes must be *in flight* at any moment (lesson
-# 08): asked for by some thread and not yet received.
+# Far less than a quarter, so idle SMs aren't the main reason. **Little's law** finds a better one. Memory doesn't
+# answer at once: to use all of a bandwidth, bandwidth times latency bytes must be *in flight* at any moment.
 
 # %%
 LATENCY_US = 0.7  # an assumption for all GPUs here: under load memory takes about half to one microsecond
@@ -275,15 +262,13 @@ for name, gpu in GPUS.items():
 little = asked / (GPUS["H200"].gb_per_s * 1e3 * LATENCY_US)
 
 # %% [markdown]
-# At most {{ 100 * little:.0f }} % of the published bandwidth by this estimate; {{ 100 * rate["attention-simple",
-# SMALL]:.0f }} % of a copy's was measured. {{ assert abs(little - rate["attention-simple", SMALL]) < 0.02 }} The faster
-# the memory of a card, the worse. There are two remedies: more CTAs (step 2), or more bytes in flight in each. Section
-# 7 doubles the second in step 2, changes nothing else, and finds that it is not enough.
+# With an assumed latency of {{ LATENCY_US }} µs the law allows about as little as was measured. That isn't a proof,
+# since the latency was assumed, but it says what to try: more CTAs (step 2), or more bytes in flight in each.
 #
 # ## 5 · Step 1: the simple kernel
 #
-# `rlcourse/course/kernels/decode_simple.py`: a CTA of 128 threads for each pair, on CUDA cores. What is shown here is
-# cut out of the file as it is.
+# A CTA of 128 threads for each pair, on CUDA cores. This is the whole kernel
+# (`rlcourse/course/kernels/decode_simple.py`).
 
 # %% tags=["hide-input"]
 # @title `excerpt(module, begin, end)`: from a module's source
@@ -299,15 +284,14 @@ def excerpt(module, begin: str, end: str | None = None) -> None:
     display(Markdown(f"```python\n{text.rstrip()}\n```"))
 
 
-excerpt(decode_simple, "        kv_head, row, _ = cute.arch.block_idx()", "@cute.jit\ndef attend")
+excerpt(decode_simple, "@dataclass(frozen=True)")
 
 # %% [markdown]
 # Which pair am I; which slots does the row have, from its `start` behind the padding to its newest token (`position`),
-# both read on the GPU; the queries, keys and values of this pair as views; then `attend`, and `finish`, which merges
-# the partials of the CTA and writes.
+# both read on the GPU; then `attend`, and `finish`, which merges the partials of the CTA and writes.
 #
-# **Who holds what.** The best load of a thread is 16 bytes, which are 8 numbers in bfloat16. So 8 lanes hold a token, a
-# warp brings 4 tokens with one instruction, 512 bytes that lie together, and a CTA of 4 warps brings 16.
+# The best load of a thread is 16 bytes, which are 8 numbers in bfloat16. So 8 lanes hold a token, a warp brings 4
+# tokens with one instruction, and a CTA of 4 warps brings 16.
 
 # %% tags=["hide-input"]
 # @title Figure: one load of a warp
@@ -323,27 +307,13 @@ ax.set_yticks([t + 0.42 for t in range(4)], [f"token {t}" for t in range(4)])
 plt.show()
 
 # %% [markdown]
-# The loop, and what it does with a token. **Look for** the score (8 products in a lane, then `warp_reduction_sum` over
-# the 8 lanes of a token) and for the online softmax of section 2, for each query head. A round of the loop brings
-# `tokens` = 16 tokens. A lane has one of them, number `partial` of the round, and of it 8 dimensions, chunk number
-# `column`.
-
-# %%
-excerpt(decode_simple, "    for base in cutlass.range(first, last, tokens):", "    all_ml, all_acc = allocate")
-excerpt(decode_simple, "def take(", "@cute.jit\ndef begin")
-
-# %% [markdown]
-# Three details decide whether it is right.
-#
-# - **The tail.** 16 tokens come at a time, and a row has any number. A lane past the end must not read beyond the
-#   cache. It reads the last token again, and its score becomes $-\infty$. It must stay in the loop, since a shuffle
-#   waits for all lanes of its mask (lesson 08), here the whole warp.
-# - **The partials.** The 8 lanes of a token keep a partial of their own, 8 numbers of acc in each. They meet only for
-#   the score, so nothing is merged in the loop. At its end a CTA has 16 partials.
-# - **Padding** is not masked. It is not visited: the loop begins at `first`.
+# In `attend` and `take`, find the score (8 products in a lane, then a sum over the 8 lanes of a token) and the online
+# softmax of section 2. Three details decide whether it's right. **The tail**: a lane past the end reads the last token
+# again, and its score becomes $-\infty$; it must stay in the loop, since a shuffle waits for all lanes of its mask.
+# **The partials**: the 8 lanes of a token keep a partial of their own and meet only for the score, so nothing is merged
+# in the loop. **Padding** isn't masked, it isn't visited.
 #
 # Does it work? Two rows, one with left padding, and everything that a row has no business with **poisoned with nan**.
-# The interpreter puts guards around every tensor and counts what threads ask for.
 
 # %% tags=["hide-input"]
 # @title `inputs` and `attend`: poisoned tensors, and a run in the interpreter
@@ -389,15 +359,13 @@ print(f"keys and values of {tokens} tokens: {cache:,} bytes; sectors of 32 bytes
 assert error < 2e-2 and touched < 1.05 * cache
 
 # %% [markdown]
-# It touches what it must, once, and {{ 100 * touched / cache - 100:.0f }} % more: in the last round of the loop lanes
-# past the end read the last token again. By the roofline of section 1 nothing is left to gain.
+# It touches what it must, once. By the roofline of section 1 nothing is left to gain.
 #
 # ## 6 · Step 2: split the tokens
 #
 # With $s$ splits, $s$ CTAs share a pair (split-KV, or Flash-Decoding). Each does what the simple kernel does over its
-# share, and leaves a partial. Which share? The number of tokens is known **on the GPU alone**: in a CUDA graph the grid
-# is fixed while the rows grow. So every CTA computes its own, in whole tiles of 16. Short rows leave some CTAs without
-# work; the empty partial that they leave changes nothing in the merge.
+# share, and leaves a partial. The number of tokens is known **on the GPU alone**: in a CUDA graph the grid is fixed
+# while the rows grow. So every CTA computes its own share, in whole tiles of 16.
 
 # %%
 excerpt(decode_common, "def share(", "@cute.jit\ndef allocate_partials")
@@ -407,29 +375,25 @@ for n in (456, 40, 1):
 faster = us["attention-simple", SMALL] / us["attention-split", SMALL]
 
 # %% [markdown]
-# On the H200, for the 16 rows of the bet, 8 splits make {{ 16 * K * 8 }} CTAs with 8 times as many bytes in flight,
-# and the kernel {{ faster:.1f }} times as fast: {{ us["attention-split", SMALL]:.1f }} µs instead of
-# {{ us["attention-simple", SMALL]:.1f }}.
+# On the H200, 8 splits make the kernel {{ faster:.1f }} times as fast for the 16 rows of the bet. {{ assert faster >
+# 1.5 }}
 #
 # ### The last to arrive
 #
-# Who merges the $s$ partials? A second kernel would do, at the price of another launch. Instead the CTAs count
-# themselves. Each writes its partial to global memory and adds 1 to a counter. The one that finds $s - 1$ there is the
-# last, and all partials are written. It merges.
-#
-# Are they written? This is where GPUs bite. Another SM may see the counter **before** the partial, unless order is
-# asked for. The addition must *release* what its CTA wrote before, and *acquire* what others released:
+# Who merges the $s$ partials? The CTAs count themselves. Each writes its partial to global memory and adds 1 to a
+# counter. The one that finds $s - 1$ there is the last, and merges. But another SM may see the counter **before** the
+# partial, unless order is asked for. The addition must *release* what its CTA wrote before, and *acquire* what others
+# released:
 
 # %%
 excerpt(decode_common, "    thread, _, _ = cute.arch.thread_idx()\n    seen =", "    return seen[0]")
 
 # %% [markdown]
-# One thread counts. The barrier before it makes sure that all of its block's writes came first, and the one after it
-# that nobody in its block reads too early. The last to arrive sets the counter back to 0, for the next launch.
+# The barrier before the addition makes sure that all of its block's writes came first, and the one after it that nobody
+# in its block reads too early.
 #
 # Now take the order away, on purpose, in a kernel small enough to see: every CTA leaves one number, the last adds them
-# up. The field `order` is what the atomic addition promises. (The interpreter's own `order` is who runs when: `serial`
-# is block after block.)
+# up. The field `order` is what the atomic addition promises.
 
 
 # %%
@@ -481,11 +445,10 @@ for order in ("acq_rel", "relaxed"):
         print(f"{order}: {type(error).__name__}: {error}")
 
 # %% [markdown]
-# The interpreter does not wait for a wrong sum. It keeps, for every byte, who wrote it and what orders that before the
-# reader, and finds that nothing does. On a GPU the sum may be right in every test, and wrong on another card or under
-# load. No test of results finds that.
+# The interpreter doesn't wait for a wrong sum. It keeps, for every byte, who wrote it and what orders that before the
+# reader, and finds that nothing does. On a GPU the sum may be right in every test, and wrong on another card.
 #
-# The split kernel, with blocks and warps in several orders. Who comes last differs, the result must not: the merge goes
+# The split kernel, with blocks and warps in several orders. Who comes last differs, the result mustn't: the merge goes
 # through the partials in a fixed order, so even the bits are the same.
 
 # %%
@@ -501,10 +464,8 @@ print("all orders: the same bits")
 # %% [markdown]
 # ## 7 · Step 3: tensor cores
 #
-# Where does step 2 stand when there is plenty of work, 256 rows with 1,024 tokens?
-# {{ 100 * rate["attention-split", LARGE]:.0f }} % of a copy. It reads every byte once, in whole sectors, so what holds
-# it back? Count what the roofline leaves out, **instructions**. The difference between two lengths is what one token
-# costs.
+# With plenty of work, 256 rows of 1,024 tokens, step 2 reaches {{ 100 * rate["attention-split", LARGE]:.0f }}% of a
+# copy. It reads every byte once, so what holds it back? Count what the roofline leaves out, **instructions**.
 
 # %%
 SHORT, LONG = pick((64, 128), (512, 1024))
@@ -536,9 +497,7 @@ for kind, number in sorted(by_kind(on_cuda_cores).items(), key=lambda item: -ite
 print(f"{on_cuda_cores.total():6.1f}  warp instructions for each token and key-value head")
 
 # %% [markdown]
-# Products and the mix of values are $2 \cdot 8 \cdot {{ SHARED }}$ multiply-adds in each lane, for the 4 tokens of its
-# warp; the online softmax comes on top, for every head and in all 8 lanes of a token alike. An SM has four schedulers,
-# each of which starts one instruction of a warp in a cycle. That is a roof of its own, whatever the instructions are:
+# An SM has four schedulers, each of which starts one instruction of a warp per cycle. That's a roof of its own:
 #
 # $$t_\text{bytes} = \frac{2 \cdot 2 \cdot D}{\text{bandwidth}} , \qquad
 #   t_\text{issue} = \frac{\text{instructions}}{4 \cdot \text{clock} \cdot \text{SMs}} .$$
@@ -555,20 +514,14 @@ for name, gpu in GPUS.items():
 
 # %% [markdown]
 # On cards with little bandwidth for their arithmetic, the bytes take longer by far. On the H200 tokens arrive faster
-# than the schedulers could deal with them, even if no cycle were lost. **Which bound holds depends on the kernel and
-# the card together.** So let us have fewer instructions.
+# than the schedulers could deal with them. So let's have fewer instructions.
 #
 # ### One instruction for 2,048 multiply-adds
 #
-# `mma.sync.m16n8k16` multiplies a $16 \times 16$ matrix with a $16 \times 8$ one, in one instruction of a warp. The
-# queries of a pair make attention a matrix product:
-#
-# - scores: queries $[H/K, D]$ times keys$^T$ $[D, \text{tokens}]$;
-# - acc: values$^T$ $[D, \text{tokens}]$ times weights$^T$ $[\text{tokens}, H/K]$.
-#
-# The queries fill {{ SHARED }} of 16 rows of the first, and {{ SHARED }} of 8 columns of the second. What is computed
-# for nothing costs no instruction of its own. Each of the 32 lanes must hold certain elements of the operands, its
-# *fragments*, and the instruction prescribes which. Lane number is $4g + c$. **Look for** lane 13 ($g = 3$, $c = 1$).
+# `mma.sync.m16n8k16` multiplies a $16 \times 16$ matrix with a $16 \times 8$ one, in one instruction of a warp. Scores
+# are queries $[H/K, D]$ times keys$^T$ $[D, \text{tokens}]$; acc is values$^T$ $[D, \text{tokens}]$ times weights$^T$
+# $[\text{tokens}, H/K]$. Each of the 32 lanes must hold certain elements of the operands, its *fragments*. Lane number
+# is $4g + c$. **Look for** lane 13 ($g = 3$, $c = 1$).
 
 
 # %% tags=["hide-input"]
@@ -595,20 +548,15 @@ plt.show()
 # %% [markdown]
 # Take the keys as the right operand: a column is a token, rows are dimensions. Lane 13 needs of token 3 the dimensions
 # 2, 3, 10, 11, then 18, 19, 26, 27 of the next product: pairs of 4 bytes, scattered. The usual way is to load tiles
-# into shared memory and hand them out from there (`ldmatrix`). Then every byte moves twice more, and blocks wait at
-# barriers.
-#
-# ### Renumber, and move nothing
-#
-# There is a shorter way. A score is a **sum** over dimensions, and a sum does not care about the order of its terms:
+# into shared memory and hand them out from there (`ldmatrix`). There's a shorter way. A score is a **sum** over
+# dimensions, and a sum doesn't care about the order of its terms:
 #
 # $$q \cdot k = \sum_{d} q_d\, k_d = \sum_{j} q_{\pi(j)}\, k_{\pi(j)} \quad\text{for every permutation } \pi .$$
 #
 # So "row $j$ of the right operand" may be any dimension, if the left operand has the same one in column $j$. Let lane
-# $c$ have dimensions $8c, \dots, 8c + 7$ of each 32, which is one load of 16 bytes. The instruction wants its registers
-# by place in a pair of rows, $p$, half of the 16 rows, $f$, and product, $i$; what was loaded lies in registers $0, 1,
-# 2, \dots$ So all that is needed is a *layout* (lesson 08) from $((p, f), i)$ to the number of a register: shape $((2,
-# 2), D/16)$, strides $((1, 2), 4)$. No register is moved. (A register here holds one number; the hardware's hold two.)
+# $c$ have dimensions $8c, \dots, 8c + 7$ of each 32, which is one load of 16 bytes. All that's needed is a *layout*
+# (lesson 08) from place in a pair of rows $p$, half $f$ and product $i$ to the number of a register: shape $((2, 2),
+# D/16)$, strides $((1, 2), 4)$. No register is moved.
 
 # %%
 dimension = {}  # (row of a product, product): the dimension that stands there
@@ -640,19 +588,16 @@ ax.set_yticks([0, 1], ["plain order:\n8 loads of 4 bytes", "renumbered:\n2 loads
 plt.show()
 
 # %% [markdown]
-# In the kernel that is `multiply_keys`, with the same layout. In this function `n` is no number of tokens but $D/16$,
-# the products that make up a head, and `groups` counts groups of 8 tokens, not query heads.
+# In the kernel that's `multiply_keys`. (`n` is $D/16$ here, and `groups` counts groups of 8 tokens.)
 
 # %%
 excerpt(decode_attention, "def multiply_keys(", "@cute.jit\ndef softmax")
 
 # %% [markdown]
-# For the values the sum runs over **tokens**, and dimensions are rows of the result. Rows may have new names too, if
-# the result is written where they say (exercise 3). And the two products fit together: the *result* fragment of the
-# scores (head $g$, tokens $2c$, $2c+1$) is what the second product wants of its right operand, so the weights never
-# leave their lane. Between the two products stands the online softmax. It takes a tile of 16 tokens at once: $m$ is a
-# maximum over a lane's four scores and then over four lanes, and each head has one $\alpha$ for the tile. Of acc a lane
-# has other heads, $2c$ and $2c + 1$. The last loop fetches their $\alpha$ by a shuffle.
+# For the values the sum runs over **tokens**, and dimensions are rows of the result, which may have new names too
+# (exercise 3). And the two products fit together: the *result* fragment of the scores is what the second product wants
+# of its right operand, so the weights never leave their lane. Between them is the online softmax, a tile of 16 tokens
+# at once.
 
 # %%
 excerpt(decode_attention, "    m_new = m\n    for i in range_constexpr(scores", "@cute.jit\ndef multiply_values")
@@ -667,10 +612,6 @@ excerpt(
 )
 
 # %% [markdown]
-# That is the order here and in PTX. The assembler that turns PTX into machine code may move loads, and does: for an
-# H200 it puts all loads of a round next to each other, after nine tenths of the round's arithmetic. So they are in
-# flight together, but not during their own warp's softmax; only other warps compute meanwhile.
-#
 # Is it right, and how many instructions does it take?
 
 # %%
@@ -698,31 +639,18 @@ gain = us["attention-split", LARGE] / us["attention-cute", LARGE]
 second_bet.result(gain)
 
 # %% [markdown]
-# {{ gain:.1f }} times, and with it {{ 100 * rate["attention-cute", LARGE]:.0f }} % of a copy: the new kernel **is**
-# bound by bytes. {{ assert rate["attention-cute", LARGE] > 0.9 }} It is tempting to say that step 2 was bound by its
-# instructions, and that tensor cores mended that. Check it before you say it.
+# {{ gain:.1f }} times, and with it {{ 100 * rate["attention-cute", LARGE]:.0f }}% of a copy: the new kernel **is**
+# memory-bound. {{ assert rate["attention-cute", LARGE] > 0.9 }} It's tempting to say that step 2 was bound by its
+# instructions, and that tensor cores fixed that. Check it before you say it.
 
 # %% [markdown]
 # ### One change at a time
 #
-# If step 2 had been bound by issue, its issue slots would have been full. Three numbers for each kernel, from its time
-# in the record: the share of a copy's bandwidth that it reached, the share of the issue slots that it used, and, by
-# Little's law, the share of the bandwidth that its bytes in flight allow. How many CTAs an SM holds at once follows
-# from the registers and the shared memory that the compiler gave them; compiling for an H200 needs no H200. The
-# instructions are those that we counted in PTX; the loops of an H200's machine code have about as many.
-#
-# Step 3 changed several things at once:
-#
-# - the instructions;
-# - the bytes in flight: in the record a warp of step 3 takes two tiles of 16 tokens at a time;
-# - the grid: the package does not split rows at these sizes, so partials of different CTAs need no merge, and at the
-#   small size a CTA has 16 warps, not 4;
-# - the launch: on an H200 step 3 may start before the previous kernel has ended (section 9), steps 1 and 2 may not.
-#
-# The record separates one of them from the rest. `split-ahead` (`rlcourse/course/kernels/decode_ahead.py`; here *step
-# 2, two tiles*) has more bytes in flight and is otherwise step 2: the same products on CUDA cores, the same CTAs and
-# launch, but each lane has keys and values of two tiles in flight, not of one.
-
+# If step 2 had been bound by issue, its issue slots would have been full. Three numbers for each kernel: the share of a
+# copy's bandwidth that it reached, the share of the issue slots that it used, and, by Little's law, the share of the
+# bandwidth that its bytes in flight allow. Step 3 changed several things at once: instructions, bytes in flight, and
+# the grid. The record separates one: *step 2, two tiles* (`rlcourse/course/kernels/decode_ahead.py`) has twice the
+# bytes in flight and is otherwise step 2.
 
 # %%
 from rlcourse.kernels.decode_ops import choose_blocks, choose_splits
@@ -790,46 +718,23 @@ by_bytes, by_rest = (
 gone = {size: us["attention-split-ahead", size] - us["attention-cute", size] for size in (SMALL, LARGE)}
 
 # %% [markdown]
-# At the large size step 2 reaches {{ 100 * rate["attention-split", LARGE]:.0f }} % of the bytes' roof with {{ 100 *
-# slots:.0f }} % of its issue slots. **It was near neither roof.** {{ assert slots < 0.6 and rate["attention-split",
-# LARGE] < 0.6 }} Did its loads wait, with too few bytes in flight? By Little's law no more than {{ 100 * allowed:.0f }}
-# % of the published bandwidth was to be had. {{ assert allowed < 0.8 }} But twice the bytes in flight, and nothing
-# else, make it only {{ by_bytes[LARGE]:.2f }} times as fast, and {{ by_bytes[SMALL]:.2f }} times at the small size.
+# At the large size step 2 uses {{ 100 * slots:.0f }}% of its issue slots: **it was near neither roof.** {{ assert slots
+# < 0.6 and rate["attention-split", LARGE] < 0.6 }} Twice the bytes in flight, and nothing else, make it only {{
+# by_bytes[LARGE]:.2f }} times as fast. {{ assert all(1 < by_bytes[size] < by_rest[size] for size in (SMALL, LARGE)) }}
+# The larger part, {{ by_rest[LARGE]:.2f }} times, **came with the tensor cores**, and with them come two things that
+# these records can't separate: {{ fewer:.0f }} times fewer instructions, and so few registers per token that {{
+# more:.0f }} times the bytes of step 2 are in flight. {{ assert more > 3 }}
 #
-# From there to step 3 it is {{ by_rest[LARGE]:.2f }} times at the large size, **the larger part**, {{ assert all(1 <
-# by_bytes[size] < by_rest[size] for size in (SMALL, LARGE)) }} and all else changed together. Some of it can be ruled
-# out. Launch and merge cannot cost the {{ gone[LARGE]:.0f }} µs that are gone: at the small size a whole call with both
-# takes {{ us["attention-split-ahead", SMALL]:.1f }}. {{ assert gone[LARGE] > 5 * us["attention-split-ahead", SMALL] }}
-# Nor does it take yet more bytes in flight, if Little's law, with our {{ LATENCY_US }} µs, allows two tiles {{ 100 *
-# allowed_two:.0f }} % already. {{ assert allowed_two > 0.9 }} What is left **came with the tensor cores**: {{ fewer:.0f
-# }} times fewer instructions than in step 2, and fewer registers for each token, so that {{ more:.0f }} times the bytes
-# of step 2 are in flight, and all {{ ctas_three }} CTAs run at once (of step 2's {{ f"{ctas_two:,}" }}, {{ at_once_two
-# }} do). {{ assert more > 3 and ctas_three == at_once_three and at_once_two < ctas_two / 2 }} Which of these decides,
-# the record does not say.
-#
-# Our table lacks a roof: step 2 with two tiles is well below each of its three. It reaches {{ 100 *
-# rate["attention-split-ahead", LARGE]:.0f }} % of a copy and uses {{ 100 * slots_two:.0f }} % of the issue slots. {{
-# assert slots_two < 0.7 and rate["attention-split-ahead", LARGE] < 0.7 < allowed_two }} A warp also waits for
-# **itself**. A score is a sum, three shuffles, a maximum and a power, one after the other, and until they are done the
-# warp asks for nothing. With two tiles in flight it computes twice as long before it asks again; with a tenth of the
-# instructions it asks again soon. That is how we read it. The record has times alone, and a profiler would have to
-# confirm it.
-#
-# At the small size step 3 is {{ by_rest[SMALL]:.2f }} times as fast as step 2 with two tiles, and why remains open: {{
-# gone[SMALL]:.1f }} µs are so few that the early start or the merge between CTAs that it does without may be much of
-# it. {{ assert gone[SMALL] < 3 }} But compare it with step 1. Both start {{ 16 * K }} CTAs, one for each pair, {{
-# assert seen["attention-cute", SMALL][0] == seen["attention-simple", SMALL][0] == 16 * K }} and step 3 takes {{
-# us["attention-cute", SMALL]:.1f }} µs instead of {{ us["attention-simple", SMALL]:.1f }}: no launch costs that much.
-# {{ assert us["attention-simple", SMALL]
-# - us["attention-cute", SMALL] > 2 * us["attention-split-ahead", SMALL] }} Each of its CTAs has 16 warps with two tiles
-# in flight, all of its share of the cache at once. {{ assert (chosen(*SMALL).warps, chosen(*SMALL).tiles,
-# chosen(*LARGE).tiles) == (16, 2, 2) and 16 * 16 * 2 >= SMALL[1] }} Idle SMs are not what starved step 1.
+# So the roofs say what a kernel can't exceed. They don't say what it waits for. A warp also waits for **itself**: a
+# score is a sum, three shuffles, a maximum and a power, one after the other, and until they're done it asks for
+# nothing. The tool that names such waits is Nsight Compute, whose *warp stall reasons* split a kernel's cycles into
+# waiting for memory (long scoreboard), for a fixed-latency result (wait), for a barrier, and so on. Run `ncu --set
+# full` on step 2 before you blame a roof.
 #
 # ## 8 · RoPE and the cache write in the same launch
 #
 # Before attention, a decode step rotates the new query and key (RoPE) and writes key and value to the cache. In eager
-# PyTorch each of these is an operator or several, and on a GPU every operator is a launch that reads and writes memory.
-# We count operators and bytes, for attention written out as in transformers' eager attention; views are left out.
+# PyTorch each of these is an operator or several.
 
 # %% tags=["hide-input"]
 # @title Counting operators of eager PyTorch
@@ -896,26 +801,23 @@ print(f"{eager.bytes / 1e6:.1f} MB; reading the cache once and the new token: {c
 # %% [markdown]
 # The fused kernel does all of it in one launch. Two ideas make that easy.
 #
-# **RoPE stays in a lane.** Dimension $i$ is rotated with dimension $i + D/2$. With the numbering of section 7 lane $c$
-# has chunks $c, c + 4, \dots$ of 8 dimensions of a query or key. Half a head is $D/16$ chunks, a multiple of 4, so both
-# partners are in the same lane. (`scaled` is the query or key in float32.)
+# **RoPE stays in a lane.** Dimension $i$ is rotated with dimension $i + D/2$. With the numbering of section 7 both
+# partners are in the same lane.
 
 # %%
 excerpt(decode_new_token, "    for j in range_constexpr(n // 2):", "@cute.jit\ndef write_to_cache")
 
 # %% [markdown]
-# **The new token never comes from the cache.** One CTA writes the new key while others read keys. If anybody read the
-# new one from memory, it would need an order like that of section 6. So nobody does. One warp of the last split has it
-# in registers, writes it **and** begins its softmax with it. Every loop over the cache stops just before it.
+# **The new token never comes from the cache.** One CTA writes the new key while others read keys. So nobody reads the
+# new one from memory: one warp of the last split has it in registers, writes it **and** begins its softmax with it.
+# Every loop over the cache stops just before it.
 
 # %%
 excerpt(decode_new_token, "    product = Float32(0.0)")
 
 # %% [markdown]
-# The score of the new token is $m$, its value is acc, and $l$ is 1. That also settles the empty row: a first token has
-# nothing in the cache, and its softmax still has one member. A row that is idle (its position is outside the cache)
-# writes nothing, and the output is divided by at least $10^{-30}$: zeros, no nan. Everything at once in the
-# interpreter, each row at another position, nan in all slots that a row may not see:
+# That also settles the empty row: a first token has nothing in the cache, and its softmax still has one member.
+# Everything at once in the interpreter, each row at another position, nan in all slots that a row may not see:
 
 # %%
 from rlcourse.kernels.decode_new_token import fused_decode_attention_reference
@@ -950,10 +852,8 @@ for row, name in enumerate(CASES):
 # %% [markdown]
 # ## 9 · How long it takes
 #
-# The record in one figure, at both sizes. `sdpa` is PyTorch's attention, with repeated heads as in `generate`'s
-# compiled step, and with `enable_gqa`; FlashInfer is a library of kernels that serving engines use. Below the line RoPE
-# and the cache write are part of the call. **Look for** how far from the bytes' time each kernel is at the small size,
-# and at the large one.
+# The record in one figure, at both sizes. Below the line RoPE and the cache write are part of the call. **Look for**
+# how far from the bytes' time each kernel is at the small size, and at the large one.
 
 # %% tags=["hide-input"]
 # @title Figure: the record
@@ -985,47 +885,28 @@ plt.show()
 small_floor, large_floor = (4e-3 * K * D * math.prod(size) / COPY for size in (SMALL, LARGE))
 
 # %% [markdown]
-# At the large size step 3 is at {{ us["attention-cute", LARGE] / large_floor:.2f }} times the time of its bytes, ahead
-# of FlashInfer ({{ us["attention-flashinfer", LARGE] / us["attention-cute", LARGE]:.2f }} times as long as ours) and of
-# PyTorch ({{ us["attention-sdpa-gqa", LARGE] / us["attention-cute", LARGE]:.2f }}). At the small size the bytes need {{
-# small_floor:.1f }} µs, and nobody comes near that. Step 3 takes {{ us["attention-cute", SMALL]:.1f }} µs, which we
-# read as a chain of waits: the position, then keys, the products, the merge of 16 warps, the output. RoPE and the cache
-# write add hardly anything to it: with both a call takes {{ us["fused-cute", SMALL]:.1f }} µs in one launch, {{
-# us["fused-compiled", SMALL] / us["fused-cute", SMALL]:.1f }} times as fast as what `torch.compile` makes of it, which
-# is several kernels with repeated heads. {{ assert us["fused-cute", SMALL] < 1.1 * us["attention-cute", SMALL] }}
-# Measure a kernel at both ends.
-#
-# At the small size the launch counts, too. With *programmatic dependent launch* (Hopper and later) a kernel may start
-# **before the previous one has ended**. In this record step 3 and the fused kernel do so and wait at once, which hides
-# the launch; steps 1 and 2 do not. {{ assert chosen(*SMALL).early and chosen(*LARGE).early }} In the row below step 3
-# (`cute-ahead` in the record) the kernel also loads old tokens, which nobody writes any longer, **before** it waits for
-# the query: {{ us["attention-cute-ahead", SMALL]:.1f }} µs. (In `split-ahead` the word stands for something else,
-# loads ahead of their use.) The record runs calls back to back in one CUDA graph, so each begins during the previous
-# one: that is time saved between kernels, and a single call is no faster. Our engine uses it.
+# At the large size step 3 is within {{ 100 * us["attention-cute", LARGE] / large_floor - 100:.0f }}% of its bytes,
+# ahead of FlashInfer and PyTorch. At the small size nobody comes near: a call is a chain of waits, for the position,
+# then keys, the products, the merge, the output. RoPE and the cache write add hardly anything, and the fused kernel is
+# {{ us["fused-compiled", SMALL] / us["fused-cute", SMALL]:.1f }} times as fast as what `torch.compile` makes of it. {{
+# assert us["fused-cute", SMALL] < 1.1 * us["attention-cute", SMALL] }} Measure a kernel at both ends.
 #
 # ## Check yourself
 #
-# 1. A model has 32 query heads and 32 key-value heads. What is the intensity of its decode attention?
-#
-# <details><summary>Answer</summary>
-# H/K = 1: one operation a byte, less still than with shared heads. Seven of eight columns of the second matrix product
-# would be empty.
-# </details>
-#
-# 2. Two partials have m = 100, l = 2 and m = 3, l = 1000. Which one decides the result?
+# 1. Two partials have m = 100, l = 2 and m = 3, l = 1000. Which one decides the result?
 #
 # <details><summary>Answer</summary>
 # The first. At the common maximum of 100 the second has the factor e^-97: a large l at a low m is next to nothing.
 # </details>
 #
-# 3. Somebody replaces `acq_rel` by `relaxed`. All tests of results pass, a thousand times. Is it right?
+# 2. Somebody replaces `acq_rel` by `relaxed`. All tests of results pass, a thousand times. Is it right?
 #
 # <details><summary>Answer</summary>
 # No. Nothing orders the partials before the counter any more. It may work for months on one GPU; the interpreter
 # reports the race at once, because it looks for the missing order and not for a wrong number.
 # </details>
 #
-# 4. A kernel reads every byte once, in whole sectors, and reaches half of the bandwidth. What now?
+# 3. A kernel reads every byte once, in whole sectors, and reaches half of the bandwidth. What now?
 #
 # <details><summary>Answer</summary>
 # Count two things before you change one: the bytes in flight (bandwidth times latency are needed), and the share
@@ -1033,14 +914,14 @@ small_floor, large_floor = (4e-3 * K * D * math.prod(size) / COPY for size in (S
 # more in flight, or more warps, or shorter chains. Change one thing at a time, or you will not know what helped.
 # </details>
 #
-# 5. Why may the dimensions of q and k be renumbered together, but not those of k alone?
+# 4. Why may the dimensions of q and k be renumbered together, but not those of k alone?
 #
 # <details><summary>Answer</summary>
 # The score is a sum over dimensions of products of partners. A sum does not care about the order, but each term needs
 # its partner: both factors must have the same permutation.
 # </details>
 #
-# 6. In the fused kernel one CTA writes the new key to the cache while others read the cache. Why is that no race?
+# 5. In the fused kernel one CTA writes the new key to the cache while others read the cache. Why is that no race?
 #
 # <details><summary>Answer</summary>
 # Every loop over the cache stops just before the new token, so no byte is both written and read. The warp that owns the

@@ -1,5 +1,7 @@
 """How a reader's function is called, by the card in a notebook and by the grader's worker alike."""
 
+import logging
+import os
 import re
 import signal
 import threading
@@ -59,6 +61,30 @@ def gradient(function: Callable, *arguments, wrt: int = 0, **options) -> Tensor:
         raise AssertionError("no gradient flows through the result: did you detach it, or leave torch with .item()?")
     (found,) = torch.autograd.grad(result, arguments[wrt], allow_unused=True)
     return torch.zeros_like(arguments[wrt]) if found is None else found
+
+
+def pieces(function: Callable, *arguments) -> list[list[str]]:
+    """The graphs into which Dynamo cuts one call, in the order in which they run: the targets of each one's operations.
+
+    What runs outside of any graph is in none of them.
+    """
+    ran: list[list[str]] = []
+
+    def backend(graph, inputs):
+        targets = [str(node.target) for node in graph.graph.nodes if node.op.startswith("call")]
+        return lambda *arguments: ran.append(targets) or graph(*arguments)
+
+    torch._dynamo.reset()
+    disabled, logger = os.environ.get("TORCHDYNAMO_DISABLE", "0"), logging.getLogger("torch._dynamo")
+    level, os.environ["TORCHDYNAMO_DISABLE"] = logger.level, "0"  # a grader's worker has it off
+    logger.setLevel(logging.CRITICAL)  # breaks are what is asked for
+    try:
+        with torch._dynamo.config.patch(disable=False):
+            torch.compile(function, backend=backend)(*arguments)
+    finally:
+        os.environ["TORCHDYNAMO_DISABLE"] = disabled
+        logger.setLevel(level)
+    return ran
 
 
 def where(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlcourse.course.calls import OutOfTime, gradient, time_limit, where
+from rlcourse.course.calls import OutOfTime, gradient, pieces, time_limit, where
 from rlcourse.sandbox.wire import Unreadable, plain
 
 
@@ -105,6 +105,10 @@ class Local:
     def gradient(self, *arguments, wrt: int = 0, **options) -> Tensor:
         """Gradient of the sum of the function's result with respect to argument number `wrt`, of its shape."""
         return gradient(self.function, *copied(arguments), wrt=wrt, **copied(options))
+
+    def pieces(self, *arguments) -> list[list[str]]:
+        """The graphs that Dynamo makes of a call, as `rlcourse.course.calls.pieces` has them."""
+        return pieces(self.function, *copied(arguments))
 
 
 def received(value):
@@ -226,20 +230,21 @@ def compare(
     """Raise AssertionError unless `found` is `expected` in shape and, to `atol` + 1e-5 relative, in value.
 
     mistakes: results of usual mistakes by the sentence that names them. One that does not differ from `expected` on
-    this input says nothing and is skipped. not_finite: the sentence for nan and infinity, in place of the usual one.
+    this input says nothing and is skipped; where several fit, the card names each, since any of them may be the cause.
+    not_finite: the sentence for nan and infinity, in place of the usual one.
     """
     found = as_tensor(found, what)
     expected = exactly(expected)
-    for sentence, wrong in (mistakes or {}).items():
-        if not same(wrong, expected, atol) and same(found, wrong, atol):
-            raise AssertionError(sentence)
+    if not same(found, expected, atol) and (fit := [s for s, v in (mistakes or {}).items() if same(found, v, atol)]):
+        single = [sentence for sentence in fit if "mistakes are left" not in sentence]
+        raise AssertionError(" Or: ".join(single or fit[:1]))
     if not expected.dtype.is_floating_point and expected.dtype != torch.bool and found.dtype.is_floating_point:
         raise AssertionError(f"{what} has dtype {found.dtype}, expected whole numbers: {expected.dtype}")
     if found.shape != expected.shape:
         raise AssertionError(f"{what} has shape {list(found.shape)}, expected {list(expected.shape)}")
     if not same(found, expected, atol):
         if not torch.isfinite(found).all() and torch.isfinite(expected).all():
-            usual = f"{what} has values that are not finite: a division by zero, or a log of zero?"
+            usual = f"{what} has values that are not finite: a division or a log of zero, an overflow, or inf - inf?"
             raise AssertionError(not_finite or usual)
         if expected.numel() > 12:
             worst = (found.double() - expected.double()).abs().argmax().item()

@@ -46,7 +46,7 @@ def sentences(planted: Mapping[str, str], others: Mapping[str, str]) -> dict[Nam
     """What a card says of a function with mistakes, by their names: every choice of planted ones, and each other."""
     found = {}
     for count in range(1, len(planted) + 1):
-        left = "One mistake is left" if count == 1 else f"{count} mistakes are left, one of them"
+        left = "A mistake is left" if count == 1 else f"{count} mistakes are left, one of them"
         for names in itertools.combinations(planted, count):
             found[names] = f"{left}: {planted[names[0]]} ({', '.join(names)})."
     return found | {(name,): said for name, said in others.items()}

@@ -160,7 +160,9 @@ def meaning(error: ptx.PTXError) -> str:
     if isinstance(error, ptx.Race) and "read it" in error.message:
         return "Shared memory is written again before all warps have read it: a barrier is missing after the reads."
     if isinstance(error, ptx.Race) and "shared" in error.message:
-        return "One warp reads what another wrote, and no barrier stands between the two."
+        if error.message.startswith("write"):
+            return "Two warps write to the same place of shared memory, and nothing says which of them is last."
+        return "One warp reads what another writes, and no barrier stands between the two, before the read or after it."
     return MEANING.get(type(error), "Two warps use the same bytes, at least one writes, and nothing says who is first.")
 
 
@@ -191,18 +193,27 @@ def compiled_once(f) -> Callable:
     return functools.cache(lambda: f())
 
 
+def all_written(out: Tensor, what: str) -> None:
+    """Raise AssertionError if the kernel left out elements: the interpreter leaves all bits set there, which is nan."""
+    left = int((out.view({2: torch.int16, 4: torch.int32}[out.element_size()]) == -1).sum())
+    assert not left, f"{left} of {out.numel()} elements of {what} were never written"
+
+
 def check_kernel(
     f, inputs: dict[str, Tensor], expected: Tensor, mistakes: dict[str, Tensor], size: str = "", output: str = "out",
-    atol: float = 1e-5, nan: str = "were never written", **order,
+    atol: float = 1e-5, nan: str = "are nan", **order,
 ) -> ptx.Report:  # fmt: skip
     """Run a kernel and compare its last tensor, `output`, with what it should be. size: of the inputs, in words; nan:
     what is said of elements that are nan."""
     out = torch.full(expected.shape, torch.nan, dtype=next(iter(inputs.values())).dtype)
     report = execute(f, inputs | {output: out}, **order)
     what = f"{output} for {size}" if size else output
+    all_written(out, what)
     if out.isnan().any():
         raise AssertionError(f"{int(out.isnan().sum())} of {out.numel()} elements of {what} {nan}")
-    compare(out.float(), expected.float(), {said: wrong.float() for said, wrong in mistakes.items()}, what, atol)
+    infinite = f"{what} has infinite values: is it where a thread begins, or a number that grew too large?"
+    named = {said: wrong.float() for said, wrong in mistakes.items()}
+    compare(out.float(), expected.float(), named, what, atol, not_finite=infinite)
     return report
 
 

@@ -90,7 +90,7 @@ def check_row_max(f, a: Tensor) -> None:
     for lanes in (2, 4, 8, 16):
         mistakes[f"Only {lanes} lanes were compared: 32 need five steps, 1, 2, 4, 8 and 16."] = a[:, :lanes].amax(1)
     found = loads(check_kernel(f, {"a": a}, a.amax(1), mistakes, f"{len(a)} rows of {a.shape[1]}"))
-    assert found <= len(a), f"{len(a)} rows took {found} loads: let each lane load the number in its own column."
+    assert found <= len(a), f"{len(a)} rows took {found} loads and need one each: let each lane load one number, once."
 
 
 q5.case("rows of 32")(lambda f: check_row_max(f, torch.randn(16, 32)))
@@ -257,7 +257,7 @@ def check_row_norm(f, rows: int, **order) -> None:
     }
     report = check_kernel(f, {"x": x}, squares.sum(1).sqrt(), mistakes, f"{rows} rows", "y", atol=1e-3, **order)
     found, enough = loads(report), 16 * rows
-    assert found <= enough, f"{found} loads, where {enough} are enough: share each row among all threads."
+    assert found <= enough, f"{found} loads, where {enough} are enough: each thread loads 4 numbers per row, once."
 
 
 q10.case("one row: what crosses from warp to warp")(lambda f: check_row_norm(f, 1))

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from rlcourse.course.checks import Question, between, compare, draw
 from rlcourse.course.checks.builders import compare_named
-from rlcourse.course.checks.kernels import execute, kernel_question
+from rlcourse.course.checks.kernels import all_written, execute, kernel_question
 
 q1 = Question("q1", "merge_outputs", hint="How much of the weight of all tokens falls to one place? And to the sink?")
 
 
-def check_merge(f, heads: int, lengths: list[int], shift=0.0, apart=0.0, sink=True) -> None:
+def check_merge(f, heads: int, lengths: list[int], shift=0.0, apart=0.0, sink=True, nan="") -> None:
     """Places with so many random tokens each, against one softmax over all tokens and the sink in float64. apart: how
-    much higher the scores of each head are than those of the head before."""
+    much higher the scores of each head are than those of the head before; nan: why a result may be nan or infinite."""
     size, n, height = draw(3, 6), sum(lengths), shift + apart * torch.arange(heads)
     scores, values = 3 * torch.randn(heads, n) + height[:, None], torch.randn(n, size)
     sinks = 3 * torch.randn(heads) + height if sink else torch.full((heads,), -torch.inf)
@@ -39,9 +39,11 @@ def check_merge(f, heads: int, lengths: list[int], shift=0.0, apart=0.0, sink=Tr
         "The weights are not divided by their sum.": ((logs - own_top).exp()[..., None] * outputs).sum(0),
         "Each head has a largest log-sum of its own: you took one for all heads.": weighted(with_sink.max()),
     }
-    compare(f(outputs, logs, sinks), expected.float(), mistakes, atol=1e-4)
+    compare(f(outputs, logs, sinks), expected.float(), mistakes, atol=1e-4, not_finite=nan)
 
 
+OVERFLOW = "exp(400) is infinite and exp(-400) is 0: take off the head's largest log-sum, or sink, before the exp."
+EMPTY = "-inf - (-inf) is nan, and so is 0 / 0: for a head of which nobody saw anything, take off a finite number."
 q1.case("places of different lengths, no sink")(lambda f: check_merge(f, 3, [draw(2, 5), 1, draw(6, 10)], sink=False))
 q1.case("a sink")(lambda f: check_merge(f, 3, [draw(2, 5), 1, draw(6, 10)]))
 
@@ -49,16 +51,21 @@ q1.case("a sink")(lambda f: check_merge(f, 3, [draw(2, 5), 1, draw(6, 10)]))
 @q1.case("scores in the hundreds: exp of a log-sum alone is infinite, or zero")
 def _(f):
     for shift in (400.0, -400.0, 800.0, -800.0):  # the latter are too much for float64 as well
-        check_merge(f, 2, [draw(3, 6), 5, 5], shift)
+        check_merge(f, 2, [draw(3, 6), 5, 5], shift, nan=OVERFLOW)
 
 
-q1.case("heads whose scores lie hundreds apart")(lambda f: check_merge(f, 3, [draw(3, 6), 5, 5], -300.0, apart=300.0))
+@q1.case("heads whose scores lie hundreds apart")
+def _(f):
+    own = "nan: each head has a largest log-sum of its own, and next to another head's all its weights are 0."
+    check_merge(f, 3, [draw(3, 6), 5, 5], -300.0, apart=300.0, nan=own)
+
+
 q1.case("a place that saw nothing (log-sum -inf)")(lambda f: check_merge(f, 3, [0, draw(2, 6), 3], sink=False))
 
 
 @q1.case("a head of which nobody saw anything gives zeros")
 def _(f):
-    check_merge(f, 2, [0, 0], sink=False)
+    check_merge(f, 2, [0, 0], sink=False, nan=EMPTY)
     check_merge(f, 2, [draw(2, 4), 5])
 
 
@@ -262,9 +269,10 @@ def check_spans(f, spans: list[tuple[int, int]], slots: int, size: int = 64, sco
         "acc is not rescaled where a new maximum is met: it has the old one.": each(online, rescale_acc=False),
         "l is not rescaled where a new maximum is met: it has the old one.": each(online, rescale_l=False),
     }
+    all_written(out, "out")
     if out.isnan().any() and scores is not None:
         raise AssertionError("nan for large scores: a power overflows unless the maximum so far is taken off first.")
-    said = "nan: you read a slot outside first..last - 1, an element of `out` was not written, or 0 / 0 without slots."
+    said = "nan: you read a slot outside first..last - 1, or divided 0 by 0 for a pair without slots."
     assert not out.isnan().any(), said
     compare(out, each(attend), mistakes, atol=2e-3)
 

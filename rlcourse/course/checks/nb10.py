@@ -1,4 +1,4 @@
-"""Checks of the exercises of lesson 10: what a kernel is worth, an attention to mend, slots of a mask, a fake."""
+"""Checks of lesson 10: what a kernel is worth, an attention to mend, slots of a mask, a fake, pieces of a step."""
 
 import itertools
 import math
@@ -236,4 +236,39 @@ def _(f):
     check_fake(f, torch.randn(1, 2, 4), torch.randn(1, 1, 1, 6))
 
 
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4}
+q5 = Question("q5", "one_graph", hint="What can't the compiler look into? What must the host know?", seconds=30)
+
+
+def step_by_loops(x, weights, keys, values, position) -> Tensor:
+    """The step in float64, row by row."""
+    out = x.double()
+    for weight, k, v in zip(weights.double(), keys.double(), values.double(), strict=True):
+        q = out @ weight
+        rows = [(k[r, : p + 1], v[r, : p + 1], q[r]) for r, p in enumerate(position.tolist())]
+        out = out + torch.stack([(k @ q / len(q) ** 0.5).softmax(0) @ v for k, v, q in rows])
+    return out.float()
+
+
+def check_pieces(f, layers: int) -> None:
+    rows, slots, size = draw(2, 4), draw(6, 9), 2 * draw(3, 6)
+    x, weights = torch.randn(rows, size), torch.randn(layers, size, size) / size
+    given = x, weights, *torch.randn(2, layers, rows, slots, size).unbind(0), torch.randint(1, slots - 1, (rows,))
+    compare(f(*given), step_by_loops(*given), what="the output", atol=1e-4)
+    ran = f.pieces(*given)
+    every = [target for piece in ran for target in piece]
+    read = sum("item" in target.split(".")[-2:] or target == "item" for target in every)
+    own = [t for t in every if len(t.split(".")) == 3 and t.split(".")[0] not in ("torch", "aten", "prims", "_local")]
+    assert ran, "Dynamo compiled nothing: it gave up on a function with a break inside a loop."
+    assert not read, f"The host reads {read} numbers within the graph, and waits for the GPU each time."
+    said = f"The step runs in {len(ran)} pieces"
+    if len(own) < layers:
+        left = "the kernel is still called where Dynamo can't look: register it as an operation, with a fake"
+        assert len(ran) == 1, f"{said}, and {left}."
+        raise AssertionError(f"One piece, but {len(own)} registered operations for {layers} layers: keep the kernel.")
+    assert len(ran) == 1, f"{said}, though the kernel is an operation: where does the host need a number of the GPU's?"
+
+
+for name, (low, high) in {"two layers": (2, 2), "more layers, still one piece": (3, 6)}.items():
+    q5.case(name)(lambda f, low=low, high=high: check_pieces(f, draw(low, high)))
+
+QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5}

@@ -15,6 +15,7 @@ IGNORED, PAD, EOS = -100, 0, 1
 FINE, PROMPT, PADDING, END, SHIFTED, FIRST = range(6)
 ROWS = {
     "pads by id": "Padding begins where a row's length ends: some batches pad with the very token that ends an answer.",
+    "first end": "A prompt may have end tokens of its own, of earlier turns: `lengths` says where the answer ends.",
     "cut off": "A row whose last token is not the end token never learns to stop, whatever its labels are.",
     "end ignored": "An end token whose label is ignored is not learned.",
     "presence": "Compare labels with the ids above them: labels one place too early are no prompt that is learned.",
@@ -26,6 +27,8 @@ def some_row(kind: int, width: int, pad: int, variant: int) -> tuple[list[int], 
     prompt, answer = draw(3, 6), draw(3, 5)  # the answer's end included
     length = prompt + answer
     ids = (torch.randperm(50)[:length] + 2).tolist()
+    if draw(0, 1):
+        ids[draw(0, prompt - 2)] = EOS  # of an earlier turn
     ids[-1] = 60 if kind == END and variant % 2 else EOS
     ids += [pad] * (width - length)
     begin = {PROMPT: (0, prompt - 1, 1)[variant % 3], FIRST: prompt + 1}.get(kind, prompt)
@@ -41,6 +44,8 @@ def judged(ids: list[int], labels: list[int], prompt: int, length: int, mistake:
     learned = [t for t, label in enumerate(labels) if label != IGNORED]
     if mistake == "pads by id":
         length = next((t for t in range(prompt, len(ids)) if ids[t] in (PAD, EOS)), len(ids))
+    if mistake == "first end":
+        length = ids.index(EOS) + 1 if EOS in ids else len(ids)
     if mistake != "presence" and any(labels[t] != ids[t] for t in learned):
         return SHIFTED
     if any(t < prompt for t in learned):

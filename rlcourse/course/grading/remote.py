@@ -41,6 +41,10 @@ class Remote:
         """As `rlcourse.course.checks.Local.gradient`."""
         return self._ask("gradient", arguments, options | {"wrt": wrt})
 
+    def pieces(self, *arguments) -> Any:
+        """As `rlcourse.course.checks.Local.pieces`."""
+        return self._ask("pieces", arguments, {})
+
     def _ask(self, kind: str, arguments: tuple, options: dict) -> Any:
         left = self.deadline - time.monotonic()
         if left <= 0:

@@ -120,7 +120,7 @@ EDITS = {
             "            value = a[row, lane]\n" + STEPS,
             "            if lane == 0:\n                for k in range(a.shape[1]):\n"
             "                    x = a[row, k]\n                    value = x if x > value else value\n",
-            "let each lane load",
+            "let each lane load one",
         ),
         "four steps": ("range_constexpr(5)", "range_constexpr(4)", "Only 16 lanes"),
         "no steps": ("range_constexpr(5)", "range_constexpr(0)", "never compared"),
@@ -158,7 +158,7 @@ EDITS = {
             FOUR_EACH,
             "                if thread == 0:\n                    for i in range(512):\n"
             "                        total += x[row, i] * x[row, i]\n",
-            "share each row among all threads",
+            "each thread loads 4",
         ),
     },
 }

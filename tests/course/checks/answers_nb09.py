@@ -76,6 +76,6 @@ EDITS = {
         "not divided": ("acc[e] / cute.arch.fmax(l, Float32(1e-30))", "acc[e]", "divided by l"),
         "last slot": ("cutlass.range(begin, end)", "cutlass.range(begin, end - 1)", "last - 1"),
         "padding": ("cutlass.range(begin, end)", "cutlass.range(0, end)", "nan"),
-        "half of it": ("out[pair, lane + 32 * e] =", "out[pair, lane] =", "was not written"),
+        "half of it": ("out[pair, lane + 32 * e] =", "out[pair, lane] =", "were never written"),
     }
 }

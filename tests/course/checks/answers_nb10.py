@@ -1,5 +1,7 @@
 """Answers to the exercises of lesson 10."""
 
+from functools import partial
+
 import torch
 from answers import half_mended
 
@@ -72,7 +74,45 @@ def fake(q, keys, values, **change):
     return out, logsum, list(out.stride())
 
 
-RIGHT = {"q1": worth, "q2": attend, "q3": slots, "q4": fake}
+# q5: a step in one graph
+def kernel(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    hidden = torch.arange(keys.shape[1]) > position[:, None]
+    scores = torch.einsum("bd,bsd->bs", q, keys).div(q.shape[1] ** 0.5).masked_fill(hidden, -torch.inf)
+    return torch.einsum("bs,bsd->bd", scores.softmax(1), values)
+
+
+operation = torch.library.custom_op("answers10::kernel", kernel, mutates_args=())
+operation.register_fake(lambda q, *_: torch.empty_like(q))
+
+
+def step(x, weights, keys, values, position, attend=operation, reads=False, asks=False):
+    for weight, k, v in zip(weights, keys, values, strict=True):
+        x = layer(x, weight, k, v, position, attend, reads, asks)
+    return x
+
+
+def layer(x, weight, k, v, position, attend, reads, asks):
+    if reads:
+        longest = position.max().item() + 1
+        k, v = k[:, :longest], v[:, :longest]
+    out = attend(x @ weight, k, v, position)
+    if asks and out.abs().max() > 1e4:
+        raise ValueError("overflow")
+    return x + out
+
+
+@torch.compiler.disable
+def hidden(*given):
+    return kernel(*given)
+
+
+def in_a_loop(x, weights, keys, values, position):
+    for weight, k, v in zip(weights, keys, values, strict=True):
+        x = x + hidden(x.mul(1) @ weight, k, v, position)
+    return x
+
+
+RIGHT = {"q1": worth, "q2": attend, "q3": slots, "q4": fake, "q5": step}
 
 WRONG = {
     "q1": {
@@ -107,5 +147,13 @@ WRONG = {
         "log-sum with a size": lambda q, k, v: fake(q, k, v, logsum=torch.empty(*q.shape[:2], 1)),
         "shape of the cache": (lambda q, k, v: fake(q, k, v, out=q.new_empty(v.shape)), "a token for each row"),
         "output alone": (lambda q, k, v: fake(q, k, v)[0], "return three things"),
+    },
+    "q5": {
+        "hidden kernel": (partial(step, attend=torch.compiler.disable(kernel)), "can't look"),
+        "plain PyTorch": (partial(step, attend=kernel), "keep the kernel"),
+        "reads": (partial(step, reads=True), "where does the host need"),
+        "asks": (partial(step, asks=True), "where does the host need"),
+        "breaks in a loop": (in_a_loop, "compiled nothing"),
+        "one slot less": lambda x, w, k, v, p: step(x, w, k, v, p - 1),
     },
 }

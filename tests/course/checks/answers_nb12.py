@@ -98,11 +98,12 @@ RIGHT = {"q1": wrong_gradient, "q2": rows_that_fit, "q3": gradients, "q4": spoil
 
 WRONG = {
     "q1": {
-        "smallest": (lambda *x: at_step(7, *x), "rounding is all"),
-        "largest": (lambda *x: at_step(0, *x), "curvature"),
+        "smallest": (lambda *x: at_step(7, *x), "1e-07 alone"),
+        "largest": (lambda *x: at_step(0, *x), "Step 1 alone"),
+        "mean": (lambda *x: wrong_gradient(*x, worst=torch.mean), "hides one wrong number"),
         "absolute": (lambda *x: wrong_gradient(*x, relative=False), "for its size"),
         "the best": (lambda *x: wrong_gradient(*x, last=torch.argmin), "it fits best"),
-        "step 1e-3": (lambda *x: at_step(3, *x), "No one step tells"),
+        "step 1e-3": (lambda *x: at_step(3, *x), "0.001 alone"),
     },
     "q2": ruled(most, LEDGER, "mistake")
     | {
