@@ -43,7 +43,7 @@ from rlcourse.course import pick
 from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.course.lessons.experiment import Experiment
 from rlcourse.course.lessons.lesson15 import COMMON, LaggingEngine
-from rlcourse.course.loop import GROUP, LIMIT, answer_mask, greedy_accuracy, log_probs, task, verify
+from rlcourse.course.loop import GROUP, LIMIT, answer_mask, greedy_accuracy, judge, task, token_log_probs
 from rlcourse.course.ranks import Ranks
 from rlcourse.course.widgets import bet, explorer
 from rlcourse.dist import ALONE
@@ -98,7 +98,7 @@ engine = make_engine(policy, "fast", torch.float32)
 problems = task.problems("train")[:8]
 torch.manual_seed(0)
 rollout = engine.generate([policy.prompt(p.question) for p in problems], GROUP, LIMIT, Sampling())
-rewards = verify(problems, rollout, policy)
+rewards = judge(policy, problems, rollout)
 row = torch.arange(len(rewards))
 CUTS = {"between problems": row < len(row) // 2, "through groups": row % GROUP < GROUP // 2}
 KINDS = {
@@ -142,10 +142,10 @@ loss_bet = bet("Two ranks with equally many answers. Which loss gets another gra
 # %%
 def gradient(rollout, advantages, how, rows, tokens):
     """The gradient of the loss as one vector. rows, tokens: what the loss is divided by."""
-    model = load_policy("embedded").model
-    losses = -advantages[:, None] * log_probs(model, rollout)
-    aggregate(losses, answer_mask(rollout), how, rows=rows, tokens=tokens, max_new_tokens=LIMIT).backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
+    policy, mask = load_policy("embedded"), answer_mask(rollout)
+    losses = -advantages[:, None] * token_log_probs(policy, rollout)
+    aggregate(losses, mask, how, rows=rows, tokens=tokens, max_new_tokens=LIMIT).backward()
+    return torch.cat([p.grad.flatten() for p in policy.model.parameters()])
 
 
 def own_mean(rank, rollout, advantages, how, cut):
@@ -571,7 +571,8 @@ def live(lag: int, steps: int):
     prompts = [experiment.policy.prompt(p.question) for p in task.problems("validation")[: pick(4, 16)]]
     old = experiment.engine.generate(prompts, 4, LIMIT, Sampling())
     with torch.no_grad():
-        now, mask = log_probs(experiment.policy.model, old), answer_mask(old)
+        mask = answer_mask(old)
+        now = token_log_probs(experiment.policy, old)
     return now[mask] - old.logprobs[old.completion_mask]
 
 
@@ -660,22 +661,20 @@ def push(sign: float, updates: int = pick(2, 16)) -> tuple[list[float], float]:
     pushed, asked = load_policy("embedded"), task.problems("train")[: pick(2, 8)]
     sampler = make_engine(pushed, "fast", torch.float32)
     old = sampler.generate([pushed.prompt(p.question) for p in asked], GROUP, LIMIT, Sampling())
-    old = old[(verify(asked, old, pushed) == (sign > 0)).nonzero()[:24, 0]]
+    old = old[(judge(pushed, asked, old) == (sign > 0)).nonzero()[:24, 0]]
     mask, path = answer_mask(old), []
     optimizer = torch.optim.AdamW(pushed.model.parameters(), lr=COMMON["lr"], betas=(0.9, 0.95), weight_decay=0.0)
     for _ in range(updates):
-        logprobs = log_probs(pushed.model, old)
+        logprobs = token_log_probs(pushed, old)
         path.append((logprobs.detach().sum() / mask.sum()).item())
         (-sign * logprobs.sum() / mask.sum()).backward()
         torch.nn.utils.clip_grad_norm_(pushed.model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-    return path, greedy_accuracy(pushed, sampler, pick(8, 100))
+    return path, greedy_accuracy(pushed, pick(8, 100))
 
 
-start = greedy_accuracy(
-    load_policy("embedded"), make_engine(load_policy("embedded"), "fast", torch.float32), pick(8, 100)
-)
+start = greedy_accuracy(load_policy("embedded"), pick(8, 100))
 print(f"before: {start:.0%} right, greedy")
 outcome = {name: push(sign) for name, sign in (("wrong answers, pushed down", -1.0), ("right answers, pushed up", 1.0))}
 for name, (path, accuracy) in outcome.items():
