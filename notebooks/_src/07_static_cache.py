@@ -512,10 +512,10 @@ whole, broken, limited = counted.values()
 pieces_bet.result(round(broken["a step"]))
 
 # %% [markdown]
-# One piece became {{ broken["a step"]:.0f }}. {{ assert whole["a step"] == 1 and broken["a step"] > 4 * shape.layers }} The cut goes through every caller up to the top. The tokens are right and nothing fails; it's only slow. Each
-# piece is guarded (are shapes and types what they were?), each is a graph of its own to launch, and nothing can be
-# fused across a break. It gets worse with depth, and lesson 10 shows what that cost on the H200, with a kernel that was
-# faster.
+# One piece became {{ broken["a step"]:.0f }}. {{ assert whole["a step"] == 1 and broken["a step"] > 4 * shape.layers }}
+# The cut goes through every caller up to the top. The tokens are right and nothing fails; it's only slow. Each piece is
+# guarded (are shapes and types what they were?), each is a graph of its own to launch, and nothing can be fused across
+# a break. It gets worse with depth, and lesson 10 shows what that cost on the H200, with a kernel that was faster.
 #
 # Two tripwires for your own work. `CompileConfig(fullgraph=True)` turns a break like this one into an error. But recent
 # versions of PyTorch accept an `.item()` even then: there's one piece, and in its middle the host waits for a number.

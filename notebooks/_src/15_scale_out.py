@@ -416,7 +416,7 @@ def more(row: dict, part: str) -> float:
 #
 # Efficiency {{ each["efficiency"]:.2f }} and {{ each_of_4["efficiency"]:.2f }}, where the estimate says {{
 # one["step_s"] / (one["step_s"] + ring):.2f }} and {{ one["step_s"] / (one["step_s"] + ring_of_4):.2f }}: **an estimate
-# from bytes is an upper bound.** 
+# from bytes is an upper bound.**
 #
 # Move the sliders: the gradient of your model, your link, your step.
 

@@ -51,7 +51,7 @@ def check_tables(f, scales=(1.0, 1.0, 1.0), offset=(0.0, 0.0, 0.0), curved=(1.0,
     for step, answers in zip(STEPS, off.argmax(1).T.tolist(), strict=True):
         alone.setdefault(tuple(answers), []).append(f"{step:g}")
     for answers, steps in alone.items():
-        said = f"Step {' or '.join(steps)} alone: a large one shows curvature, a small one rounding, none tells for all."
+        said = f"Step {' or '.join(steps)} alone: large ones show curvature, small ones rounding, none tells for all."
         mistakes[said] = list(answers)
     compare(each(f, [(STEPS, *given) for *given, _ in tables]), places.long(), mistakes, what="the places")
 
@@ -274,9 +274,7 @@ def check_dz(f, rows: tuple[int, ...] = (2,), lengths: tuple[int, ...] = (64,), 
             "The sum is over g times the probability, not over g alone.": p * (g - g.sum(1, keepdim=True)),
         }
         inputs = {"z": z, "log_sum": z.double().logsumexp(1).float(), "g": g}
-        lost = (
-            "are nan: a power of a large number is infinite, and infinity is lost" if offset else "are nan"
-        )
+        lost = "are nan: a power of a large number is infinite, and infinity is lost" if offset else "are nan"
         check_kernel(f, inputs, right, mistakes, f"{count} rows of {n}", "dz", atol=1e-4, nan=lost)
 
 
