@@ -5,15 +5,13 @@ import errno
 import json
 import os
 import shutil
-import signal
 from dataclasses import replace
 
 import pytest
 import torch
 from toy import TOY, assert_same_run, at_step, end_of, folder, fork, lines, tiny, use_the_toy, whole_run  # noqa: F401
-from typer.testing import CliRunner
 
-from rlcourse import cli, cli_errors, files, interrupts
+from rlcourse import files
 from rlcourse import train as trainer
 from rlcourse.checkpoint import latest_checkpoint, load_state
 from rlcourse.config import make_config
@@ -65,88 +63,6 @@ def test_a_number_that_is_not_finite_ends_the_run_and_the_last_good_checkpoint_s
     assert latest_checkpoint(tmp_path / "run").name == "step-000003"
     assert not (tmp_path / "run" / "summary.json").exists()
     load_policy(str(latest_checkpoint(tmp_path / "run")))
-
-
-# SIGTERM, and a terminal that is closed
-
-
-def test_a_closed_terminal_finishes_the_step_saves_and_can_be_gone_on_from(whole_run, tiny, tmp_path, monkeypatch):
-    original, keep = trainer.train_step, trainer.save
-
-    def signalled(function):  # a terminal hangs up more than once
-        def call(*arguments):
-            if arguments[-1] == 3 or function is keep:
-                signal.raise_signal(signal.SIGHUP)
-                signal.raise_signal(signal.SIGHUP)
-            return function(*arguments)
-
-        return call
-
-    def gone(*_, **__):
-        raise OSError(errno.EIO, "Input/output error")
-
-    arguments = ["train", *[f"--{name.replace('_', '-')}={value}" for name, value in tiny.items()], "--save-every=0"]
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer, "train_step", signalled(original))
-        patch.setattr(trainer, "save", signalled(keep))
-        patch.setattr(interrupts.tqdm, "write", gone)
-        done = CliRunner().invoke(cli.app, arguments)
-    assert done.exit_code == 128 + signal.SIGHUP and "Traceback" not in done.output
-    assert latest_checkpoint(tmp_path / "run").name == "step-000004"
-    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
-    resume(name="run", output=str(tmp_path), save_every=3)
-    assert_same_run(tmp_path / "run", whole_run)
-
-
-def test_a_run_saves_when_the_pipe_of_its_progress_bar_is_closed(tiny, tmp_path, monkeypatch):
-    def closed(bar, *_):
-        if getattr(bar, "unit", "") == "step":
-            raise BrokenPipeError
-
-    monkeypatch.setattr(trainer.tqdm, "update", closed)
-    with pytest.raises(BrokenPipeError):
-        train(make_config(**tiny))
-    assert latest_checkpoint(tmp_path / "run").name == "step-000001"
-
-
-def test_nohup_is_respected():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with interrupts.StopAfterStep(), cli_errors.silence():
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_a_run_in_use_is_left_to_its_process(tiny, tmp_path, monkeypatch):
-    config, (ours, theirs) = make_config(**tiny), os.pipe()
-
-    def waits():
-        os.write(theirs, b"x")
-        signal.pause()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer.RunFolder, "log_step", at_step(1, waits))
-        child = fork(lambda: train(config))
-    assert os.read(ours, 1) == b"x"
-    try:
-        with pytest.raises(ValueError, match=r"Another process is training in .*/run: wait until it has ended"):
-            resume(name="run", output=str(tmp_path))
-    finally:
-        os.kill(child, signal.SIGKILL)
-        assert end_of(child) == -signal.SIGKILL
-    with pytest.raises(FileNotFoundError, match="was stopped before its first checkpoint"):  # so the lock is free
-        resume(name="run", output=str(tmp_path))
-
-
-def test_sigterm_while_a_run_is_prepared_leaves_its_name_free(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer, "policy_of_run", lambda *_: signal.raise_signal(signal.SIGTERM))
-    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in tiny.items()]
-    assert CliRunner().invoke(cli.app, ["train", *arguments]).exit_code == 143
-    assert not (tmp_path / "run").exists()
-
-
-# A disk that is full
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(whole_run, tiny, tmp_path, monkeypatch):

@@ -4,11 +4,8 @@
 import json
 import os
 import random
-import re
-import shlex
 import shutil
 import signal
-import sys
 import time
 
 import pytest
@@ -17,9 +14,7 @@ import toy
 from policies import BruteForce, make_policy
 from toy import TINY, TOY, assert_same_run, at_step, end_of, folder, fork, lines, tiny, use_the_toy, whole_run  # noqa: F401
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner
 
-from rlcourse import cli
 from rlcourse import train as trainer
 from rlcourse.checkpoint import latest_checkpoint, load_state
 from rlcourse.config import make_config
@@ -110,33 +105,6 @@ def test_a_finished_run_can_be_given_more_steps(whole_run, tiny, tmp_path):
     assert lines(tmp_path / "run")["metrics"][:7] == lines(whole_run)["metrics"]
     assert [line["step"] for line in lines(tmp_path / "run")["evals"]] == [0, 2, 4, 6, 8]
     assert json.loads((tmp_path / "run" / "config.json").read_text())["steps"] == 8
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(number, code, whole_run, tiny, tmp_path, monkeypatch):
-    """SIGTERM, too, as rented machines send it before they stop."""
-    arguments = ["train", *[f"--{name.replace('_', '-')}={value}" for name, value in tiny.items()]]
-    monkeypatch.setattr(sys, "argv", ["rlcourse", *arguments])
-    original = trainer.train_step
-
-    def interrupted(*arguments):
-        if arguments[-1] == 3:
-            signal.raise_signal(number)
-        return original(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer, "train_step", interrupted)
-        result = CliRunner().invoke(cli.app, arguments)
-    assert result.exit_code == code and "Traceback" not in result.output
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    said = re.search(r"Stopped at step (\d+)\. Go on with: (rlcourse train .*--resume)", result.output)
-    step, command = said.groups()
-    assert step == "4" and latest_checkpoint(tmp_path / "run").name == "step-000004"
-    assert [line["step"] for line in lines(tmp_path / "run")["metrics"]] == [1, 2, 3, 4]
-    assert not (tmp_path / "run" / "summary.json").exists()
-    result = CliRunner().invoke(cli.app, shlex.split(command)[1:])
-    assert result.exit_code == 0, result.output
-    assert_same_run(tmp_path / "run", whole_run)  # the validation that was still due included
 
 
 def test_a_second_ctrl_c_stops_at_once_and_saves_no_half_step(tiny, tmp_path, monkeypatch, capsys):
