@@ -312,8 +312,8 @@ def least_seconds(rows: int, tokens: int) -> float:
     return min(times[1:])
 
 
-calls = {rows: (least_seconds(rows, MORE) - least_seconds(rows, FEW)) / (MORE - FEW) for rows in (1, 16, 64)}
-for rows, seconds in calls.items():
+decode_s_of = {rows: (least_seconds(rows, MORE) - least_seconds(rows, FEW)) / (MORE - FEW) for rows in (1, 16, 64)}
+for rows, seconds in decode_s_of.items():
     counts = [profile(lambda n=n, r=rows: decoding.generate(prompts[:1], r, n, config.sampling), cpu, repeats=1).kernels
               for n in (FEW, MORE)]  # fmt: skip
     operators = (counts[1] - counts[0]) / (MORE - FEW)
@@ -323,9 +323,10 @@ for rows, seconds in calls.items():
 # %% [markdown]
 # The number of operators hardly depends on the rows. With one row hardly anything is computed, and yet the step has its
 # price, the price of **calling**: Python calls PyTorch, PyTorch looks up the code for these types and makes room for
-# the result, every time. 16 times as many rows cost {{ calls[16] / calls[1]:.1f }} times as much. {{ assert calls[16] <
-# 8 * calls[1] }} A program whose time is that of its calls is *host-bound*. On a GPU this is worse: the GPU does the
-# work so much faster, while the host is no faster and must also launch a *kernel* for each call.
+# the result, every time. 16 times as many rows cost {{ decode_s_of[16] / decode_s_of[1]:.1f }} times as much. {{ assert
+# decode_s_of[16] < 8 * decode_s_of[1] }} A program whose time is that of its calls is *host-bound*. On a GPU this is
+# worse: the GPU does the work so much faster, while the host is no faster and must also launch a *kernel* for each
+# call.
 #
 # ### A trace
 #
@@ -579,8 +580,9 @@ plt.show()
 
 # %%
 context = len(prompts[0]) + (FEW + MORE) / 2  # the mean over the steps that are left in the difference
-others = [rows for rows in pick((), (4, 256))]
-measured = calls | {rows: (least_seconds(rows, MORE) - least_seconds(rows, FEW)) / (MORE - FEW) for rows in others}
+measured = decode_s_of | {
+    rows: (least_seconds(rows, MORE) - least_seconds(rows, FEW)) / (MORE - FEW) for rows in pick((), (4, 256))
+}
 measured = dict(sorted(measured.items()))
 
 # %% tags=["hide-input"]
