@@ -9,36 +9,35 @@
 # %% [markdown]
 # **You will learn**
 #
-# - the training loop of this course, whole: sample, verify, weigh, step, in 25 lines that you can hold in your head;
-# - why it is nothing but cross-entropy on your own samples, weighted by how good each was;
-# - why it works although nobody can differentiate the reward, checked against an exact gradient;
-# - what a baseline is for, by watching a run die without one and fixing it with one line;
+# - to write the training loop of this course yourself: sample, log-probs, verify, weigh, step;
+# - why it is cross-entropy on your own samples, weighted by how good each one was;
+# - why that works although nobody can differentiate the reward, checked against an exact gradient;
+# - what a baseline is for, by watching a run die without one;
 # - RLOO, the baseline that the other answers give you for free, and when any of this matters.
 #
 # You need [lesson 00](00_start_here.ipynb): the task, the model, what a sample is. Its last section lists the symbols.
 
 # %%
+import inspect
 import itertools
 import math
 from statistics import fmean
 
 import matplotlib.pyplot as plt
 import torch
-import torch.nn.functional as F
 from IPython.display import Markdown, display
 
 from rlcourse.course import pick
 from rlcourse.course.lessons.curve_records import load_curve
-from rlcourse.course.widgets import bet
-from rlcourse.evaluation import answer_problems, summarize
+from rlcourse.course.own import load_loop
+from rlcourse.course.widgets import bet, explorer
 from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, seed_band
+from rlcourse.measure.records import provenance
 from rlcourse.policy import load_policy
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import load_task
-from rlcourse.tasks.prompts import PromptSampler
 
-PROMPTS, GROUP, LIMIT = 4, 8, 80  # problems a step, answers to each, tokens of an answer at most
 task = load_task("minigsm")
 policy = load_policy("embedded")
 engine = make_engine(policy, "fast", torch.float32)
@@ -47,89 +46,63 @@ engine = make_engine(policy, "fast", torch.float32)
 # ## 1 · Be your own teacher
 #
 # You know how to fine-tune a language model: take good answers and lower the cross-entropy of their tokens. Now suppose
-# there are no good answers to learn from, only a program that can tell whether an answer is right.
+# you have no good answers, only a program that can tell whether an answer is right.
 #
 # Then let the model write its own. Sample a few answers, keep those that the program accepts, and train on them as you
 # would on anyone's. That already is reinforcement learning. **REINFORCE** (Williams 1992) is *cross-entropy on your own
-# samples, weighted by how good each was*. The rest of this course is about doing it well: later lessons change one or
-# two lines of the loop that you are about to see.
+# samples, weighted by how good each one was*. The rest of the course is about doing it well.
 #
-# ### Sampling
-#
-# Start with the answers. Sampling, as plainly as it can be written: ask for the distribution of the next token, draw
-# one, append it, ask again.
+# Here are four answers to one question, as the model gives them before any training. `generate` returns a `Rollout`.
+# Each of its rows is a prompt, its answer, and padding.
 
 # %%
 problem = [p for p in task.problems("train") if p.level == 1][1]
 prompt = policy.prompt(problem.question)
-
-
-@torch.no_grad()
-def sample_slowly(n: int, tokens: int) -> torch.Tensor:
-    """n answers to the prompt, each of `tokens` tokens: ids [n, prompt + tokens]."""
-    ids = torch.tensor([prompt] * n)
-    for _ in range(tokens):
-        probabilities = policy.model(ids).logits[:, -1].softmax(-1)  # [n, vocabulary]
-        ids = torch.cat([ids, torch.multinomial(probabilities, 1)], dim=1)
-    return ids
-
-
-torch.manual_seed(3)
-print(f"{problem.question}  (gold {problem.gold})\n")
-for row in sample_slowly(4, tokens=32):
-    print(repr(policy.tokenizer.decode(row[len(prompt) :])))
-
-# %% [markdown]
-# `<|im_end|>` is the token that ends a turn. What comes after it is meaningless: the model had stopped, and we kept
-# asking. So an answer is its tokens up to **and including** the first end token. Stopping is a decision like any other,
-# and a model that is never taught it never learns to stop.
-#
-# `engine.generate` of the package does the same thing faster: it remembers what it has computed and drops an answer
-# that has ended. It returns a `Rollout`, in which each row is a prompt, its answer, and padding, with both lengths
-# beside it.
-
-# %%
 torch.manual_seed(28)
-rollout = engine.generate([prompt], 4, LIMIT, Sampling())
+rollout = engine.generate([prompt], 4, 80, Sampling())
+print(f"{problem.question}  (gold {problem.gold})\n")
 for row, (start, length) in enumerate(zip(rollout.prompt_lengths, rollout.completion_lengths, strict=True)):
     print(f"{length:2} tokens: {policy.tokenizer.decode(rollout.ids[row, start : start + length])!r}")
 
 # %% [markdown]
-# ### Log-probs are cross-entropies
+# `<|im_end|>` is the token that ends a turn. An answer is its tokens up to **and including** the first one of these.
+# Stopping is a decision like any other, and a model that's never paid for it never learns to stop.
 #
-# One pass over prompt and answer gives the probability of every token that was drawn. Two things are easy to get wrong:
-#
-# - **the shift**: the output at position $t$ predicts the token at position $t + 1$;
-# - **the mask**: only tokens of the answer count, from its first to its end token.
+# Whoever trains on such rows gets two things wrong at first. The **shift**: the output at position $t$ predicts the
+# token at $t + 1$. The **mask**: only the answer's own tokens count. Here is one row. **Look for** the first arrow that
+# counts: it starts at the last token of the prompt.
 
-
-# %%
-def log_probs(model, rollout) -> torch.Tensor:
-    """log pi of every token of every answer, 0 on the prompt and after the end: [rows, width - 1]."""
-    logits = model(rollout.ids).logits[:, :-1]  # the last output predicts nothing that is there
-    targets = rollout.ids[:, 1:]
-    position = torch.arange(1, rollout.ids.shape[1])
-    start = rollout.prompt_lengths[:, None]
-    of_answer = (position >= start) & (position < start + rollout.completion_lengths[:, None])
-    return -F.cross_entropy(logits.transpose(1, 2), targets, reduction="none") * of_answer
-
-
-with torch.no_grad():
-    found = log_probs(policy.model, rollout)
-for row, text in enumerate(policy.texts(rollout.completion_ids, rollout.completion_mask)):
-    print(f"log pi = {found[row].sum():6.2f}  {text!r}")
-assert torch.allclose(found.sum(1), rollout.logprobs.sum(1), atol=1e-3)  # the sampler kept what it drew with: the same
+# %% tags=["hide-input"]
+# @title Figure: one row, its shift and its mask
+row, first = 1, int(rollout.prompt_lengths[1]) - 3
+end = int(rollout.lengths[row])
+shown = [policy.tokenizer.decode([i]) for i in rollout.ids[row, first : end + 2]]
+fig, ax = plt.subplots(figsize=(10, 2.2))
+for i, token in enumerate(shown):
+    color = SKY if 3 <= i < end - first else "white"
+    ax.add_patch(plt.Rectangle((i, 0), 0.94, 0.5, facecolor=color, edgecolor=BLACK, linewidth=0.8))
+    ax.text(i + 0.47, 0.25, "pad" if i >= end - first else repr(token)[1:-1], ha="center", va="center", fontsize=8)
+    if i + 1 < len(shown):
+        counts = color == SKY if i < 2 else 2 <= i < end - first - 1
+        style = {"arrowstyle": "->", "color": BLUE if counts else "lightgray", "connectionstyle": "arc3,rad=-0.5"}
+        ax.annotate("", (i + 1.47, 0.52), (i + 0.47, 0.52), arrowprops=style)
+ax.text(
+    0, -0.3, "the prompt's last tokens, the answer in blue, padding; blue arrows: predictions that count", fontsize=9
+)
+ax.set(xlim=(-0.1, len(shown)), ylim=(-0.45, 1.2))
+ax.axis("off")
+plt.show()
 
 # %% [markdown]
-# The log-probability of an answer is the **sum** over its tokens, because the probability is their product. Here is
-# the first of the four, token by token. Most are near certain: there is only one way to go on. A few are real
+# The log-probability of an answer is the **sum** over its tokens, since the probability is their product. Here it is
+# token by token, for the first of the four. Most tokens are near certain: there's only one way to go on. A few are real
 # decisions. **Look for** them.
 
 # %% tags=["hide-input"]
 # @title Figure: the tokens of one answer
 start, length = int(rollout.prompt_lengths[0]), int(rollout.completion_lengths[0])
 tokens = [policy.tokenizer.decode([i]) for i in rollout.ids[0, start : start + length]]
-probability = found[0, start - 1 : start - 1 + length].exp()
+probability = rollout.logprobs[0, :length].exp()
 fig, ax = plt.subplots(figsize=(9, 2.8))
 ax.bar(range(length), probability, color=[VERMILION if p < 0.9 else SKY for p in probability])
 ax.set_xticks(range(length), [repr(token)[1:-1] for token in tokens], rotation=60, ha="right")
@@ -137,88 +110,48 @@ ax.set(ylabel="probability", title="The tokens of one answer; in red those below
 plt.show()
 
 # %% [markdown]
-# ## 2 · The loop, whole
+# ## 2 · Build it
 #
-# Two more functions. `verify` is the reward: 1 for an answer that ended and is right, 0 for any other. It looks at text
-# and returns a number; no gradient will pass through it. `weigh` turns rewards into the weights of the answers, and
-# for now it does nothing.
-
+# The loop has five pieces. You write them, in [the first part of the exercises](../exercises/01_policy_gradient.ipynb).
+# Each is one to three lines, and each is tested as soon as it's there:
+#
+# | function | what it does | formula |
+# | --- | --- | --- |
+# | `sample` | draws the next token | $y_t \sim \text{softmax}(z)$ |
+# | `log_probs` | log-prob of each answer's tokens | $\log \pi_\theta(y_t \mid s_t) = z_{y_t} - \log \sum_v e^{z_v}$ |
+# | `verify` | pays 1 for a right answer, 0 for others | $R(x, y)$ |
+# | `weigh` | compares an answer with the others to its prompt | $A_i = R_i - \frac{1}{G-1} \sum_{j \ne i} R_j$ |
+# | `loss` | cross-entropy, weighted | $-\frac{1}{NT} \sum_i A_i \sum_t \log \pi_\theta(y_{i,t} \mid s_{i,t})$ |
+#
+# **Do that now**; it takes about 45 minutes. Your functions are saved as `my_loop.py`, and from here on every lesson
+# trains with that file. If you'd rather read on, you get ours.
 
 # %%
-def verify(problems, rollout, policy) -> torch.Tensor:
-    """The reward of each answer, group after group: [rows]."""
-    texts = policy.texts(rollout.completion_ids, rollout.completion_mask)
-    ended = rollout.finished.tolist()  # an answer that was cut off earns nothing: 12 may have been on its way to 125
-    golds = [problem.gold for problem in problems for _ in range(len(texts) // len(problems))]
-    right = [task.verify(text, gold).strict for text, gold in zip(texts, golds, strict=True)]
-    return torch.tensor([float(a and b) for a, b in zip(right, ended, strict=True)])
-
-
-def as_it_is(rewards: torch.Tensor) -> torch.Tensor:
-    """The weight of each answer is its reward: [rows]."""
-    return rewards
-
-
-def greedy_accuracy(policy, engine) -> float:
-    """Greedy answers to validation problems: the share that is right. Training never looks at it."""
-    asked = task.problems("validation")[: pick(8, 200)]
-    return summarize(answer_problems(policy, engine, task, asked, LIMIT))["accuracy"]
-
-
-start_accuracy = greedy_accuracy(policy, engine)
-print(f"rewards of the four answers above: {verify([problem], rollout, policy).tolist()}")
-print(f"greedy accuracy before training: {start_accuracy:.1%}")
+loop = load_loop()
+start_accuracy = loop.greedy_accuracy(policy, pick(8, 200))
+print(inspect.getsource(loop.train))
 
 # %% [markdown]
-# And here is everything. Read it slowly once: four lines do the work, and each is marked.
-
-
-# %%
-def train(weigh, steps: int, seed: int = 0):
-    """Train the embedded model for `steps` steps. Returns the policy and a row of numbers for each step."""
-    torch.manual_seed(seed)
-    policy = load_policy("embedded")
-    engine = make_engine(policy, "fast", torch.float32)
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=4e-5, betas=(0.9, 0.95), weight_decay=0.0)
-    warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.2, total_iters=4)
-    order, log = PromptSampler(task.problems("train"), seed), []
-    for step in range(steps + 1):
-        accuracy = greedy_accuracy(policy, engine) if step % 5 == 0 else None
-        problems = order.sample(PROMPTS)
-        prompts = [policy.prompt(problem.question) for problem in problems]
-        rollout = engine.generate(prompts, GROUP, LIMIT, Sampling())  # 1 sample
-        rewards = verify(problems, rollout, policy)  # 2 verify
-        log.append({"step": step, "right": rewards.mean().item(), "accuracy": accuracy})
-        if step == steps:
-            return policy, log
-        weights = weigh(rewards)  # 3 weigh
-        log_pi = log_probs(policy.model, rollout).sum(1)
-        loss = -(weights * log_pi).sum() / (len(rewards) * LIMIT)  # 4 step
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
-        optimizer.step()
-        warm_up.step()
-
-
-# %% [markdown]
-# Take the weights away and line 4 is fine-tuning: minus the log-probs, which is cross-entropy. With rewards 0 and 1 the
-# weights say which answers to train on at all. The division by a constant only sets the scale, and the constant is one
-# that later lessons will want (Dr. GRPO's); the warm-up and the clip of the gradient are routine.
+# That's the whole of `train`: roll out, judge, weigh, step. A step samples {{ loop.GROUP }} answers to each of
+# {{ loop.PROMPTS }} problems. Take away the weights, and the loss is fine-tuning. With a 0 as its weight an answer is
+# left out; with a negative one it becomes less likely. The constant below the sum only sets the scale, and warm-up and
+# clipped gradients are routine.
 #
-# The model starts at a greedy accuracy of about {{ 100 * start_accuracy:.0f }} %. Before you run the loop:
+# ## 3 · Train, then take a piece out
+#
+# The model starts at a greedy accuracy of about {{ 100 * start_accuracy:.0f }}%.
 
 # %% tags=["hide-input"]
 # @title Your bet
-STEPS = pick(2, 30)
+STEPS, ASKED = pick(2, 30), pick(8, 200)
 first_bet = bet(
-    f"After {STEPS} steps ({STEPS * PROMPTS * GROUP} answers written, about a minute), what is the greedy accuracy?",
+    f"After {STEPS} steps ({STEPS * loop.PROMPTS * loop.GROUP} answers, about a minute), what is the greedy accuracy?",
     (45, 0, 100, 1),
     unit="%",
 )
 
 # %%
-_, plain = train(as_it_is, STEPS)
+trained, built = loop.train(STEPS, problems=ASKED)
 
 # %% tags=["hide-input"]
 # @title Figure: the first run
@@ -238,56 +171,83 @@ def draw_runs(ax, runs: dict) -> None:
     ax.grid()
 
 
+def recorded(name: str, step: int = 30) -> list[float]:
+    """Greedy accuracy of each recorded seed at a step, in percent, lowest first."""
+    evals = [{e["step"]: e["accuracy"] for e in seed["evals"]} for seed in load_curve(f"lesson01_{name}")["results"]]
+    return sorted(100 * seed[step] for seed in evals)
+
+
 fig, ax = plt.subplots()
-ax.plot([r["step"] for r in plain], [100 * r["right"] for r in plain], color=SKY, label="samples of the step")
-draw_runs(ax, {"greedy, on validation problems": (plain, BLUE, "o")})
+ax.plot([r["step"] for r in built], [100 * r["reward"] for r in built], color=SKY, label="samples of the step")
+draw_runs(ax, {"greedy, on validation problems": (built, BLUE, "o")})
 first_bet.line(ax)
-ax.set_title("25 lines, rewards 0 and 1, one run")
+ax.set_title("Five functions, one run")
 ax.legend()
 plt.show()
-reached = validation(plain)[1][-1]
+reached = validation(built)[1][-1]
 first_bet.result(reached)
 
 # %% [markdown]
-# From {{ validation(plain)[1][0]:.3g }} % to {{ reached:.3g }} %, {{ assert reached > 70 }} on nothing but the model's
-# own answers and a program that reads their final number. Not one worked example was shown to it on the way. The light
-# line is lower, since those answers are sampled and not greedy, and jumps, since a step has only {{ PROMPTS * GROUP }}
-# of them, to {{ PROMPTS }} problems. {{ assert 100 * max(row["right"] for row in plain) < reached }}
+# From {{ validation(built)[1][0]:.3g }}% to {{ reached:.3g }}%, {{ assert reached > 70 }} on nothing but the model's
+# own answers and a program that reads their final number. Nobody showed it a worked example. (Five recorded seeds are
+# at {{ recorded("rloo_plus")[0]:.0f }} to {{ recorded("rloo_plus")[-1]:.0f }}% after 30 steps.) The light line is lower
+# because those answers are sampled, not greedy. It jumps because a step has only {{ loop.PROMPTS * loop.GROUP }} of
+# them. {{ assert 100 * max(row["reward"] for row in built) < reached }}
 #
-# ## 3 · Break it
-#
-# Now the same loop with a more generous judge: everyone gets 5 points for taking part. A right answer earns 6, a wrong
-# one 5, and the difference between them is what it was. In the loop it is one function:
+# Now take `weigh` out: the weight of an answer is its reward, 0 or 1. And be generous: everyone gets 5 points for
+# taking part, so a wrong answer earns 5 and a right one 6. The difference between them is what it was.
 
 
 # %%
-def generous(rewards: torch.Tensor) -> torch.Tensor:
-    """Rewards 5 and 6 in place of 0 and 1."""
+def as_it_is(rewards: torch.Tensor, group: int) -> torch.Tensor:
+    """Rewards 0 and 1, no baseline."""
+    return rewards
+
+
+def generous(rewards: torch.Tensor, group: int) -> torch.Tensor:
+    """Rewards 5 and 6, no baseline."""
     return rewards + 5
 
 
 # %% tags=["hide-input"]
 # @title Your bet
-FATES = ["nothing: only differences count", "it learns more slowly", "it gets worse than it was", "it learns faster"]
-second_bet = bet("Every reward is 5 higher. What happens to the run?", FATES)
+second_bet = bet(
+    f"No baseline, and every reward is 5 higher. What is the greedy accuracy after {STEPS} steps?",
+    (70, 0, 100, 1),
+    unit="%",
+)
 
 # %%
-_, shifted = train(generous, STEPS)
+logs = {}
+for weigh in (as_it_is, generous):
+    loop.weigh = weigh
+    _, logs[weigh] = loop.train(STEPS, problems=ASKED)
+plain, shifted = logs.values()
 
 # %% tags=["hide-input"]
-# @title Figure: rewards 5 and 6
+# @title Figure: without a baseline
 fig, ax = plt.subplots()
-draw_runs(ax, {"rewards 0 and 1": (plain, BLUE, "o"), "rewards 5 and 6": (shifted, VERMILION, "s")})
-ax.set_title("The same loop, the same seed, every reward 5 higher")
+runs = {
+    "yours": (built, GREEN, "^"),
+    "rewards 0 and 1": (plain, BLUE, "o"),
+    "rewards 5 and 6": (shifted, VERMILION, "s"),
+}
+draw_runs(ax, runs)
+second_bet.line(ax)
+ax.set_title("The same seed, with a baseline and without")
 ax.legend(loc="lower left")
 plt.show()
 before, after = validation(shifted)[1][0], validation(shifted)[1][-1]
-second_bet.result(FATES[2] if after < before else FATES[1] if after < reached else FATES[0])
+second_bet.result(after)
 
 # %% [markdown]
-# {{ assert after < before }} It ends at {{ after:.3g }} %, below where it began. Nothing is wrong with the code, and in
-# a sense that the next two sections make exact, nothing is wrong with the mathematics either: **in expectation** both
-# judges give the same gradient. To see what went wrong, we need to know what the loop estimates.
+# {{ assert after < reached - 20 and validation(plain)[1][-1] > after + 20 }} Without a baseline, rewards 0 and 1 do
+# well. Add 5, and the run ends at {{ after:.3g }}%. A single run proves little, so here are five recorded seeds at step
+# 30: {{ recorded("reinforce")[0]:.0f }} to {{ recorded("reinforce")[-1]:.0f }}% with rewards 0 and 1, and
+# {{ ", ".join(f"{value:.0f}" for value in recorded("reinforce_plus_5")) }}% with 5 and 6. {{ assert
+# sum(value < 37 for value in recorded("reinforce_plus_5")) == 4 }} Four of five are worse than the model they started
+# from. It's a random walk. Yet the code is right, and so is the mathematics: **in expectation**, both judges give the
+# same gradient. To see what went wrong, ask what the loop estimates.
 #
 # ## 4 · What the loop estimates
 #
@@ -309,7 +269,7 @@ second_bet.result(FATES[2] if after < before else FATES[1] if after < reached el
 # $$\nabla J = \sum_y \pi_\theta(y)\, R(y)\, \nabla \log \pi_\theta(y)
 #            = \mathbb{E}_{y \sim \pi_\theta}\big[R(y)\, \nabla \log \pi_\theta(y)\big] .$$
 #
-# That is what the loop computes: draw $y$, look up $R(y)$, take $R(y)\,\nabla\log\pi_\theta(y)$. The vector
+# That's what the loop computes: draw $y$, look up $R(y)$, take $R(y)\,\nabla\log\pi_\theta(y)$. The vector
 # $\nabla\log\pi_\theta(y)$ is called the **score** of $y$: the direction that makes $y$ more probable.
 #
 # ### A language small enough to check it
@@ -365,7 +325,7 @@ assert torch.allclose(exact, trick, atol=1e-6)
 # %% [markdown]
 # So the estimator is right **on average**. A single sample is a wild guess, and averaging tames it like
 # $1/\sqrt{N}$, a straight line below, where both axes are logarithmic. An estimator that is wrong on average bends and
-# levels off. The red one forgets the end token, which section 1 warned of. **Look for** the bend.
+# levels off. The red one forgets the end token. **Look for** the bend.
 
 # %% tags=["hide-input"]
 # @title Figure: unbiased, and not
@@ -401,7 +361,7 @@ plt.show()
 # the average stays: $\nabla J = \mathbb{E}_y[(R(y) - b)\,\nabla\log\pi_\theta(y)]$. What is left, $A = R - b$, is
 # called the **advantage**: how much better than expected. The average does not care about $b$. The **noise** does. With
 # rewards 5 and 6 every sample is pushed up, nonsense nearly as hard as sense. Averaged over all texts, the 5 that they
-# have in common cancels. Over {{ PROMPTS * GROUP }} of them it doesn't.
+# have in common cancels. Over {{ loop.PROMPTS * loop.GROUP }} of them it doesn't.
 #
 # On the toy language, exactly:
 
@@ -438,8 +398,6 @@ noise_ratio = mean_and_variance(R + 5, 0.0)[1] / mean_and_variance(R, 0.0)[1]
 
 # %% tags=["hide-input"]
 # @title Explorer: the variance over the baseline
-from rlcourse.course.widgets import explorer
-
 tables = [table.detach()]
 for _ in range(80):  # gradient ascent on the exact J
     leaf = tables[-1].clone().requires_grad_()
@@ -476,41 +434,25 @@ explorer(draw, static=static, shift=(0.0, -1.0, 2.0, 0.5), training=(0, 0, 80, 1
 #
 # ## 6 · Fix it with one line
 #
-# The generous judge stays, 5 and 6. Only `weigh` changes: subtract the mean reward of the batch.
-
-
-# %%
-def less_the_mean(rewards: torch.Tensor) -> torch.Tensor:
-    """The generous judge's rewards, less their mean over the batch."""
-    rewards = generous(rewards)
-    return rewards - rewards.mean()
-
-
-_, fixed = train(less_the_mean, STEPS)
-
-# %% tags=["hide-input"]
-# @title Figure: fixed
-fig, ax = plt.subplots()
-runs = {"rewards 0 and 1": (plain, BLUE, "o"), "rewards 5 and 6": (shifted, VERMILION, "s")}
-draw_runs(ax, runs | {"rewards 5 and 6, less their mean": (fixed, GREEN, "^")})
-ax.set_title("One line, one run each")
-ax.legend(loc="lower left")
-plt.show()
-back = validation(fixed)[1][-1]
-
-# %% [markdown]
-# Back to {{ back:.3g }} %. {{ assert back > before + 20 }} A baseline is insurance against a constant that
-# happens to be in all rewards. Section 7 looks at what it costs.
-#
-# ### The others' mean
+# Subtract the mean reward of the batch, and both judges are back in the race: that's the green line of section 9. A
+# baseline is insurance against any constant that happens to be in all rewards. Section 7 looks at what it costs.
 #
 # The batch mean has two flaws. Easy problems and hard ones share it, so an average answer to an easy problem looks like
-# an achievement. And it contains the very reward that it is subtracted from: a success raises its own bar. But we have
+# an achievement. And it contains the very reward that it's subtracted from: a success raises its own bar. But we have
 # several answers to each prompt anyway, so compare an answer with the **others of its group**. That is RLOO, *REINFORCE
-# leave-one-out* (Kool et al. 2019; Ahmadian et al. 2024). With $G$ answers to a prompt,
+# leave-one-out* (Kool et al. 2019; Ahmadian et al. 2024), and it's the `weigh` that you wrote:
 #
 # $$A_i = R_i - \frac{1}{G-1} \sum_{j \ne i} R_j .$$
 #
+# No constant gets past it. The generous judge's advantages are those of rewards 0 and 1, and so is the whole run.
+
+# %%
+loop = load_loop()  # with its own `weigh` again
+r = torch.randint(0, 2, (loop.PROMPTS * loop.GROUP,)).float()
+moved = (loop.weigh(r + 5, loop.GROUP) - loop.weigh(r, loop.GROUP)).abs().max()
+print(f"adding 5 to all rewards moves the advantages by {moved:.6f}")
+
+# %% [markdown]
 # What happens if your own reward stays in? On the toy we can go through **all** groups of two and of three texts.
 
 # %%
@@ -526,38 +468,23 @@ for G in (2, 3):
 # With your own reward in, the gradient is too short by the factor $1 - 1/G$ and points the right way. A factor that is
 # the same everywhere does no harm, since Adam divides by the size of the gradient anyway. So the two baselines of a
 # group, with your own reward and without it, give the same advantages up to a constant factor. GRPO will build on the
-# first of them. In the loop RLOO is, once more, one function:
-
-
-# %%
-def leave_one_out(rewards: torch.Tensor) -> torch.Tensor:
-    """Each reward less the mean of the others of its group: [rows]."""
-    groups = rewards.view(-1, GROUP)
-    return (groups - (groups.sum(1, keepdim=True) - groups) / (GROUP - 1)).flatten()
-
-
-from rlcourse import advantages
-
-r = torch.randint(0, 2, (PROMPTS * GROUP,)).float()
-assert torch.allclose(leave_one_out(r), advantages.leave_one_out(r, GROUP), atol=1e-6)
-assert torch.allclose(leave_one_out(generous(r)), leave_one_out(r), atol=1e-5)  # no judge can spoil it
-
-# %% [markdown]
+# first of them.
+#
 # ## 7 · Why did it do so well without?
 #
 # A puzzle is left. With rewards 0 and 1 the first run had no baseline and did well. That its mean reward was near 0
-# explains only the beginning: it passed one half on the way. {{ assert max(row["right"] for row in plain) > 0.5 }} The
+# explains only the beginning: it passed one half on the way. {{ assert max(row["reward"] for row in plain) > 0.5 }} The
 # formula for $b^*$ says where to look: at the norm of the scores. For one prompt and the model as it started,
 # answer by answer:
 
 # %%
 torch.manual_seed(2)
-pool = engine.generate([prompt], pick(16, 128), LIMIT, Sampling())
+pool = engine.generate([prompt], pick(16, 128), loop.LIMIT, Sampling())
 texts, ended = policy.texts(pool.completion_ids, pool.completion_mask), pool.finished.tolist()
 r = torch.tensor([float(e and task.verify(t, problem.gold).strict) for t, e in zip(texts, ended, strict=True)])
 squared = []  # the squared norm of each answer's score
 for row in range(len(r)):
-    grads = torch.autograd.grad(log_probs(policy.model, pool[[row]]).sum(), list(policy.model.parameters()))
+    grads = torch.autograd.grad(loop.token_log_probs(policy, pool[[row]]).sum(), list(policy.model.parameters()))
     squared.append(sum(g.square().sum().item() for g in grads))
 squared = torch.tensor(squared)
 best, mean_reward = ((squared * r).sum() / squared.sum()).item(), r.mean().item()
@@ -590,14 +517,13 @@ plt.show()
 #
 # ## 8 · What is being paid
 #
-# The loop pays for whatever `verify` says, not for what you meant. Two readings of the same text: the **strict** one
-# wants a number announced by `####` and a space, with at most a unit after it, and takes the last such number. The
-# **lenient** one takes, failing that, "the answer is NUMBER" or the last number in the text.
+# The loop pays for whatever `verify` says, not for what you meant. Two readings of the same text: yours, the **strict**
+# one, and a **lenient** one that also takes "the answer is NUMBER" or, failing that, the last number in the text.
 
 # %% tags=["hide-input"]
 # @title Table: two readings
 TEXTS = ["3+4=7\n#### 7", "#### 7 apples", "####7", "The answer is 7.", "3+4=7, so 7 apples", "It is 5 or 6 or 7"]
-TEXTS += ["#### 6\nNo, wait.\n#### 7", "#### 7 or #### 8", "9+9=18\n#### 7"]
+TEXTS += ["#### 6\nNo, wait.\n#### 7", "9+9=18\n#### 7"]
 lines = ["| answer (gold: 7) | strict | lenient |", "| --- | --- | --- |"]
 for text in TEXTS:
     verdict = task.verify(text, "7")
@@ -606,26 +532,23 @@ for text in TEXTS:
 display(Markdown("\n".join(lines)))
 
 # %% [markdown]
-# `####7` has no space, so the strict reading refuses it; a unit after the number is fine. "The answer is 7." is right
-# and earns nothing strictly, so a policy that is paid strictly learns the format, too: report both numbers, or a reader
-# will take format for mathematics. "It is 5 or 6 or 7" earns the lenient reward by hedging. And the last line is right
-# by accident, with nonsense for working: **both** pay for it. No reading of the final number sees the working. The
-# exercises let you cheat a verifier and then close it.
+# "The answer is 7." is right and earns nothing strictly, so a policy that's paid strictly learns the form, too. Report
+# both numbers, or readers will take form for mathematics. "It is 5 or 6 or 7" earns the lenient reward by hedging. And
+# the last line is right by accident: **both** pay for it. No reading of the final number sees the working. In the
+# exercises you cheat a verifier and then close it.
 #
 # ## 9 · On record
 #
-# One run proves little. Here is the loop at the same size, {{ PROMPTS }} × {{ GROUP }} answers a step, with
-# {{ len(load_curve("lesson01_reinforce")["results"]) }} seeds for each line; the shift is 1 or −1, milder than our
-# judge's. The line is the mean of the seeds, the band reaches from the worst to the best.
+# The loop at the same size, with {{ len(load_curve("lesson01_reinforce")["results"]) }} seeds for each line. The line
+# is the mean of the seeds, the band goes from the worst to the best.
 
 # %% tags=["hide-input"]
 # @title Figure: five seeds each
-from rlcourse.measure.records import provenance
-
 LINES = {  # record: label, colour, line style, marker
     "reinforce": ("rewards 0, 1", BLUE, "-", "o"),
     "reinforce_plus": ("rewards 1, 2", VERMILION, "--", "s"),
     "reinforce_minus": ("rewards −1, 0", PURPLE, "-.", "^"),
+    "reinforce_plus_5": ("rewards 5, 6", BLACK, ":", "D"),
     "baseline_plus": ("rewards 1, 2, less the batch mean", GREEN, "--", "s"),
     "rloo_plus": ("rewards 1, 2, RLOO", ORANGE, "-", "o"),
 }
@@ -638,7 +561,7 @@ for name, (label, color, style, marker) in LINES.items():
     ax.plot(steps, [100 * v for v in mean], color=color, linestyle=style, marker=marker, label=label)
 for ax, title in zip(axes, ("no baseline", "with a baseline"), strict=True):
     ax.set(title=title, xlabel="training step", ylim=(0, 100))
-    ax.legend(loc="lower right")
+    ax.legend(loc="lower right", fontsize=9)
     ax.grid()
 axes[0].set_ylabel("greedy, % right")
 plt.show()
@@ -650,41 +573,22 @@ default_overlaps = max(map(min, ends)) <= min(map(max, ends))
 print(provenance(curves["reinforce"]), "with `python -m tools.lessons.lesson01`")
 
 # %% [markdown]
-# A shift that leaves the expected gradient as it is costs {{ lost["reinforce_plus"]:.0f }} points on average when it is
-# up and {{ lost["reinforce_minus"]:.0f }} when it is down, and from step 15 on the blue band is above both. {{ assert
-# all(max(seed["evals"][i]["accuracy"] for n in ("reinforce_plus", "reinforce_minus") for seed in curves[n]["results"])
-# < min(seed["evals"][i]["accuracy"] for seed in curves["reinforce"]["results"]) for i, e in
-# enumerate(curves["reinforce"]["results"][0]["evals"]) if e["step"] >= 15) }} Either baseline gives back all but
-# {{ max(fmean(final["reinforce"]) - fmean(final[n]) for n in ("baseline_plus", "rloo_plus")):.0f }} points at most,
-# less than lies between the best and the worst seed of any line. {{ assert max(fmean(final["reinforce"]) -
-# fmean(final[n]) for n in ("baseline_plus", "rloo_plus")) < min(max(v) - min(v) for v in final.values()) }} {{ assert
-# min(final["baseline_plus"] + final["rloo_plus"]) > max(final["reinforce_plus"] + final["reinforce_minus"]) }}
+# A shift of 1 leaves the expected gradient as it is, and costs {{ lost["reinforce_plus"]:.0f }} points on average when
+# it's up and {{ lost["reinforce_minus"]:.0f }} when it's down. From step 15 on, every seed of the blue line is above
+# all of theirs. {{ assert all(max(seed["evals"][i]["accuracy"] for n in ("reinforce_plus", "reinforce_minus") for seed
+# in curves[n]["results"]) < min(seed["evals"][i]["accuracy"] for seed in curves["reinforce"]["results"]) for i, e in
+# enumerate(curves["reinforce"]["results"][0]["evals"]) if e["step"] >= 15) }} Either baseline gives it all back, to
+# within less than the spread of the seeds. {{ assert max(fmean(final["reinforce"]) - fmean(final[n]) for n in
+# ("baseline_plus", "rloo_plus")) < min(max(final[n]) - min(final[n]) for n in ("reinforce", "baseline_plus",
+# "rloo_plus")) }} {{ assert min(final["baseline_plus"] + final["rloo_plus"]) > max(final["reinforce_plus"] +
+# final["reinforce_minus"]) }}
 #
-# Where nothing differs: at the default setting of the course, {{ load_curve("reinforce")["setup"]["num_prompts"] }} ×
-# {{ load_curve("reinforce")["setup"]["num_generations"] }} answers with rewards 0 and 1, plain REINFORCE, the batch
-# mean and RLOO end with ranges over their {{ len(ends[0]) }} seeds that overlap. {{ assert default_overlaps }}
-# {{ assert len({len(end) for end in ends}) == 1 }} If somebody shows you that one of them wins, ask for the setting,
-# the seeds and the spread.
+# Where does it not matter? At the package's default of {{ load_curve("reinforce")["setup"]["num_prompts"] }} × {{
+# load_curve("reinforce")["setup"]["num_generations"] }} answers and rewards 0 and 1, plain REINFORCE, the batch mean
+# and RLOO end with ranges over their {{ len(ends[0]) }} seeds that overlap. {{ assert default_overlaps }} {{ assert
+# len({len(end) for end in ends}) == 1 }} If somebody shows you that one of them wins, ask for the setting, the seeds
+# and the spread.
 #
-# ## 10 · Nothing else is hidden
-#
-# The package's step, `rlcourse.train.train_step`, is this loop with more choices. The same seed, one step of each:
-
-# %%
-from rlcourse.config import make_config
-from rlcourse.course.lessons.experiment import Experiment
-
-theirs = Experiment(make_config(algorithm="reinforce", num_prompts=PROMPTS, num_generations=GROUP, seed=0))
-theirs.train(step=0)
-ours, _ = train(as_it_is, steps=1)
-trios = zip(policy.model.parameters(), ours.model.parameters(), theirs.policy.model.parameters(), strict=True)
-trios = [(start.detach(), a.detach(), b.detach()) for start, a, b in trios]
-moved = sum((a - start).abs().sum().item() for start, a, _ in trios)
-apart = sum((a - b).abs().sum().item() for _, a, b in trios)
-print(f"the step moved the weights by {moved:.4f} in all; ours and theirs differ by {apart / moved:.2%} of that")
-assert apart < 0.02 * moved
-
-# %% [markdown]
 # ## Check yourself
 #
 # 1. Which token of the answer `#### 7■` gets the reward, if the reward comes at the end?
@@ -725,9 +629,8 @@ assert apart < 0.02 * moved
 #
 # ## Exercises
 #
-# [exercises/01_policy_gradient.ipynb](../exercises/01_policy_gradient.ipynb): find the mistakes in a colleague's loss
-# from its curves, cheat a verifier and close it, and find out what a baseline may know. Then go on to
-# [02 · PPO](02_ppo.ipynb).
+# [exercises/01_policy_gradient.ipynb](../exercises/01_policy_gradient.ipynb): the five functions of section 2, then
+# cheat a verifier and close it, and find out what a baseline may know. Then go on to [02 · PPO](02_ppo.ipynb).
 #
 # ## Further reading
 #

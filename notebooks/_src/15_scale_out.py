@@ -43,7 +43,7 @@ from rlcourse.course import pick
 from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.course.lessons.experiment import Experiment
 from rlcourse.course.lessons.lesson15 import COMMON, LaggingEngine
-from rlcourse.course.loop import GROUP, LIMIT, answer_mask, log_probs, task, verify
+from rlcourse.course.loop import GROUP, LIMIT, answer_mask, judge, log_probs, task
 from rlcourse.course.ranks import Ranks
 from rlcourse.course.widgets import bet, explorer
 from rlcourse.dist import ALONE
@@ -98,7 +98,7 @@ engine = make_engine(policy, "fast", torch.float32)
 problems = task.problems("train")[:8]
 torch.manual_seed(0)
 rollout = engine.generate([policy.prompt(p.question) for p in problems], GROUP, LIMIT, Sampling())
-rewards = verify(problems, rollout, policy)
+rewards = judge(policy, problems, rollout)
 row = torch.arange(len(rewards))
 CUTS = {"between problems": row < len(row) // 2, "through groups": row % GROUP < GROUP // 2}
 KINDS = {
@@ -143,8 +143,9 @@ loss_bet = bet("Two ranks with equally many answers. Which loss gets another gra
 def gradient(rollout, advantages, how, rows, tokens):
     """The gradient of the loss as one vector. rows, tokens: what the loss is divided by."""
     model = load_policy("embedded").model
-    losses = -advantages[:, None] * log_probs(model, rollout)
-    aggregate(losses, answer_mask(rollout), how, rows=rows, tokens=tokens, max_new_tokens=LIMIT).backward()
+    mask = answer_mask(rollout)
+    losses = -advantages[:, None] * log_probs(model(rollout.ids).logits, rollout.ids, mask)
+    aggregate(losses, mask, how, rows=rows, tokens=tokens, max_new_tokens=LIMIT).backward()
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
@@ -579,7 +580,8 @@ def live(lag: int, steps: int):
     prompts = [experiment.policy.prompt(p.question) for p in task.problems("validation")[: pick(4, 16)]]
     old = experiment.engine.generate(prompts, 4, LIMIT, Sampling())
     with torch.no_grad():
-        now, mask = log_probs(experiment.policy.model, old), answer_mask(old)
+        mask = answer_mask(old)
+        now = log_probs(experiment.policy.model(old.ids).logits, old.ids, mask)
     return now[mask] - old.logprobs[old.completion_mask]
 
 

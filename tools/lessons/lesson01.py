@@ -28,6 +28,7 @@ FEW = {
 VARIANTS: dict[str, dict[str, Any]] = {  # offset: added to the rewards, 1 for a right answer and 0 for any other
     "reinforce": {"algorithm": "reinforce", "offset": 0.0},
     "reinforce_plus": {"algorithm": "reinforce", "offset": 1.0},
+    "reinforce_plus_5": {"algorithm": "reinforce", "offset": 5.0},
     "reinforce_minus": {"algorithm": "reinforce", "offset": -1.0},
     "baseline_plus": {"algorithm": "reinforce_baseline", "offset": 1.0},
     "rloo_plus": {"algorithm": "rloo", "offset": 1.0},

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -58,7 +59,8 @@ def execute(notebook: nbformat.NotebookNode, left_out: list, root: Path) -> dict
     # Without installed kernels, one of which may be called python3 and be another Python, only this Python is left.
     client.create_kernel_manager().kernel_spec_manager.kernel_dirs = []
     start = time.perf_counter()
-    client.execute(env=environment)
+    with tempfile.TemporaryDirectory() as folder:  # without a loop of the author's own
+        client.execute(env=environment | {"RLCOURSE_MY_LOOP": f"{folder}/my_loop.py"})
     seconds = time.perf_counter() - start
     notebook.metadata.pop("widgets", None)
     notebook.metadata["language_info"] = {"name": "python"}  # the kernel adds its version

@@ -1,4 +1,5 @@
-"""Checks of the exercises of lesson 01: a loss to mend, a verifier to cheat and to close, what a baseline costs."""
+"""Checks of the exercises of lesson 01: the five functions of the loop, a verifier to cheat and to close, what a
+baseline costs."""
 
 import itertools
 import re
@@ -6,83 +7,141 @@ import re
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, between, compare, draw
-from rlcourse.course.checks.builders import Names, compare_loss, sentences
+from rlcourse.course.checks import Question, as_tensor, between, compare, draw
+from rlcourse.course.checks.builders import Names, compare_loss, compare_named, ragged_mask, sentences
 from rlcourse.tasks.minigsm import generate
 
-EOS = 2
+q1 = Question("q1", "sample", hint="Logits become probabilities first. Then one token is drawn per row.")
 
-q1 = Question("q1", "mended_loss", hint="Which of the curves goes down? Begin with the mistake that explains it.")
+DRAWS = 20_000
 
-# The planted mistakes, in the order in which a card names those that are left.
-PLANTED = {
-    "sign": "its sign: optimizers minimise, so what earned more must lower the loss",
-    "end": "its mask: it drops the end token, which is a decision too, and lets what comes after it count",
-    "mean": "its mean over tokens: the log-prob of an answer is the sum over its tokens",
-    "groups": "its groups: row i answers prompt i // num_generations, and only that prompt's rewards are its baseline",
+
+@q1.case("how often each token is drawn")
+def _(f):
+    logits = 1.5 * torch.randn(5)
+    found = as_tensor(f(logits.expand(DRAWS, 5)), "the tokens")
+    if found.shape != (DRAWS,) or found.dtype.is_floating_point or not 0 <= found.min() <= found.max() < 5:
+        raise AssertionError(f"the result is {found.dtype} {list(found.shape)}: return a token number per row, [rows]")
+    probabilities = logits.softmax(0)
+    mistakes = {
+        "It always takes the most probable token. That's greedy decoding: draw.": torch.eye(5)[logits.argmax()],
+        "Every token is equally likely: where do the logits come in?": torch.full((5,), 0.2),
+        "The logits went through softmax twice.": probabilities.softmax(0),
+        "All rows got the same token: draw one for each row.": torch.eye(5)[found[0]],
+    }
+    compare(found.bincount(minlength=5) / DRAWS, probabilities, mistakes, "the share of each token", atol=0.02)
+
+
+@q1.case("each row has its own probabilities")
+def _(f):
+    wanted = torch.randint(0, 6, (40,))
+    compare(f(40.0 * torch.eye(6)[wanted] + torch.randn(40, 1)), wanted, what="what a row that is sure draws")
+
+
+q2 = Question("q2", "log_probs", hint="Print shapes: logits[:, :-1] and ids[:, 1:] belong together.")
+
+LOG_PROBS = {
+    "shift": "You compare the output at a position with the token at the same position. It predicts the next one.",
+    "mask": "Tokens outside the answer have to be 0.",
+    "logits": "These are logits, not log-probs: a log_softmax is missing.",
+    "exp": "These are probabilities: take the log.",
+    "sign": "These are cross-entropies: a log-prob is minus that, never above 0.",
 }
 
 
-LOSS_MISTAKES = {
-    "no baseline": "There is no baseline left: subtract the group's mean reward.",
-    "deviation": "You divided by the deviation of the group: that is GRPO, two lessons on.",
-    "rows": "You added up the rows: take their mean.",
+def token_log_probs(logits: Tensor, ids: Tensor, mask: Tensor, wrong: Names = ()) -> Tensor:
+    """The log-probs in float64, with mistakes: [rows, width - 1]."""
+    at = (logits[:, 1:] if "shift" in wrong else logits[:, :-1]).double()
+    found = (at if "logits" in wrong else at - at.logsumexp(-1, keepdim=True)).gather(-1, ids[:, 1:, None])[..., 0]
+    found = found.exp() if "exp" in wrong else -found if "sign" in wrong else found
+    return found if "mask" in wrong else torch.where(mask, found, 0.0)
+
+
+def check_log_probs(f, mask: Tensor) -> None:
+    rows, width = mask.shape
+    given = (2 * torch.randn(rows, width + 1, 7), torch.randint(0, 7, (rows, width + 1)), mask)
+    said = sentences({}, LOG_PROBS)
+    compare_loss(f, given, token_log_probs, said, {"the log-probs": None, "the gradient": 0})
+
+
+q2.case("answers that begin and end at different places")(
+    lambda f: check_log_probs(f, ragged_mask(4, 6) & (torch.arange(6) >= torch.tensor([[0], [1], [0], [2]])))
+)
+q2.case("a prompt of one token, and an answer to the last column")(
+    lambda f: check_log_probs(f, torch.ones(2, draw(3, 5), dtype=torch.bool))
+)
+
+q3 = Question("q3", "verify", hint="Find all numbers behind `#### `. Which of them counts?")
+q4 = Question("q4", "weigh", hint="rewards.view(-1, group) has one group per row.")
+
+WEIGHTS = {
+    "own": "You subtracted the mean of the whole group. An answer's own reward must not be in its bar.",
+    "groups": "Your groups are mixed: row i answers prompt i // group.",
+    "batch": "You subtracted the mean of all other answers, whatever their prompt.",
+    "none": "There's no baseline: these are the rewards.",
+    "sign": "The sign is wrong: a better answer than the others needs a positive weight.",
 }
 
 
-def reinforce_loss(logits, ids, rewards, n: int, eos_id: int, wrong: Names = ()) -> Tensor:
-    """The loss row by row in float64, with mistakes: a scalar."""
-    total, prompts = torch.zeros((), dtype=torch.float64), len(ids) // n
-    for i, row in enumerate(ids.tolist()):
-        length = row.index(eos_id) + 1 if eos_id in row else len(row)
-        kept = [t for t in range(len(row)) if (row[t] != eos_id if "end" in wrong else t < length)]
-        own = logits[i].double().log_softmax(-1)[kept, ids[i, kept]].sum()
-        own = own / max(1, len(kept)) if "mean" in wrong else own
-        group = (rewards[i % prompts :: prompts] if "groups" in wrong else rewards[i // n * n :][:n]).double()
-        advantage = rewards[i] - (0 if "no baseline" in wrong else group.mean())
-        total = total + (advantage / (group.std() + 1e-4) if "deviation" in wrong else advantage) * own
-    return total * (1 if "sign" in wrong else -1) / (1 if "rows" in wrong else len(ids))
+def leave_one_out(rewards: Tensor, group: int, wrong: str = "") -> Tensor:
+    """Answer by answer in float64, with a mistake: [rows]."""
+    found, r, prompts = [], rewards.double(), len(rewards) // group
+    for i in range(len(r)):
+        members = (
+            range(i % prompts, len(r), prompts) if wrong == "groups" else range(i // group * group, len(r))[:group]
+        )
+        members = range(len(r)) if wrong == "batch" else members
+        others = torch.stack([r[j] for j in members if j != i or wrong == "own"])
+        found.append(r[i] - (0 if wrong == "none" else others.mean()))
+    return -torch.stack(found) if wrong == "sign" else torch.stack(found)
 
 
-def check_loss(f, ids: Tensor, rewards: Tensor, n: int) -> None:
-    given, parts = (torch.randn(*ids.shape, 6), ids, rewards, n, EOS), {"the gradient": 0, "the loss": None}
-    compare_loss(f, given, reinforce_loss, sentences(PLANTED, LOSS_MISTAKES), parts)
+def check_weigh(f, prompts: int, group: int, shift: float = 0.0) -> None:
+    rewards = torch.rand(prompts * group) + torch.arange(prompts).repeat_interleave(group) + shift
+    compare_named(f, leave_one_out, (rewards, group), WEIGHTS, atol=1e-4)
 
 
-def answers(rows: int, length: int) -> Tensor:
-    """Random tokens without an end."""
-    return torch.tensor([0, 1, 3, 4, 5])[torch.randint(0, 5, (rows, length))]
+q4.case("several prompts, easy and hard ones")(lambda f: [check_weigh(f, *sizes) for sizes in ((3, 4), (4, 3))])
+q4.case("a judge who adds a constant to everything")(lambda f: check_weigh(f, 2, 6, between(3, 9)))
+
+q5 = Question("q5", "loss", hint="A sum over all tokens of the answers, divided by a constant. Mind the sign.")
+TOKENS = 80  # LIMIT, tokens per answer at most
+
+LOSS = {
+    "sign": "The sign is wrong: an optimizer minimises, so what earned more must lower the loss.",
+    "mask": "Tokens outside the answer count, too: multiply by the mask.",
+    "tokens": "You took the mean over the tokens: divide the sum by rows * LIMIT.",
+    "width": "You divided by the width of the batch: LIMIT doesn't change from batch to batch.",
+    "rows": "You added up the rows: divide by their number, too.",
+    "lengths": "You divided each answer by its length: that is what lesson 04 deletes.",
+}
 
 
-q1.case("one prompt, answers that never end")(lambda f: check_loss(f, answers(6, 5), torch.rand(6), 6))
+def weighted_loss(new: Tensor, old, ref, A: Tensor, mask: Tensor, wrong: Names = ()) -> Tensor:
+    """Row by row in float64, with mistakes: a scalar."""
+    rows, width = mask.shape
+    total = torch.zeros((), dtype=torch.float64)
+    for i in range(rows):
+        kept = torch.ones_like(mask[i]) if "mask" in wrong else mask[i]
+        row = (A[i].double() * new[i].double())[kept].sum()
+        total = total + (row / kept.sum() * TOKENS if "lengths" in wrong else row)
+    by = mask.sum() if "tokens" in wrong else (1 if "rows" in wrong else rows) * (width if "width" in wrong else TOKENS)
+    return total / by * (1 if "sign" in wrong else -1)
 
 
-@q1.case("answers that end at different places, with tokens after the end")
-def _(f):
-    ids = answers(6, 7)
-    ids[range(5), [0, 1, 3, 4, 6]] = EOS
-    check_loss(f, ids, torch.rand(6), 6)
+def check_weighted(f, per_token: bool) -> None:
+    mask, shape = ragged_mask(5, 6), (5, 6)
+    A = torch.randn(shape if per_token else (5, 1))
+    given = (-torch.rand(shape), -torch.rand(shape), -torch.rand(shape), A, mask)
+    compare_loss(f, given, weighted_loss, sentences({}, LOSS), {"the gradient": 0, "the loss": None})
 
 
-@q1.case("the end token again after the end, as padding")
-def _(f):
-    ids = answers(4, 6)
-    ids[0, 2:] = EOS
-    ids[1, 1], ids[1, 4] = EOS, EOS
-    check_loss(f, ids, torch.rand(4), 2)
+q5.case("one advantage per answer")(lambda f: check_weighted(f, per_token=False))
+q5.case("one advantage per token, as lesson 02 will want")(lambda f: check_weighted(f, per_token=True))
 
+q6 = Question("q6", "cheat", hint="The right number is made of the numbers in the question. How many ways are there?")
 
-@q1.case("an easy prompt and hard ones")
-def _(f):
-    ids = answers(12, 5)
-    ids[:, 3] = EOS
-    check_loss(f, ids, torch.rand(12) + torch.tensor([2.0] * 4 + [0.0] * 8), 4)
-    check_loss(f, ids, torch.rand(12) + torch.tensor([0.0] * 9 + [3.0] * 3), 3)
-
-
-q2 = Question("q2", "cheat", hint="The right number is made of the numbers in the question. How many ways are there?")
-
-LIMIT = 120  # characters
+CHARACTERS = 120  # of an answer
 
 
 def sloppy(text: str, gold: str) -> bool:
@@ -98,8 +157,10 @@ def check_cheat(f, level: int, goal: float) -> None:
         text = f(problem.question)
         if not isinstance(text, str):
             raise AssertionError(f"the result is {text!r:.40}: return the text of an answer")
-        if len(text) > LIMIT:
-            raise AssertionError(f"your answer has {len(text)} characters, and what is over {LIMIT} is never generated")
+        if len(text) > CHARACTERS:
+            raise AssertionError(
+                f"your answer has {len(text)} characters, and what is over {CHARACTERS} is never generated"
+            )
         if sloppy(text, problem.gold):
             earned += 1
         else:
@@ -113,17 +174,34 @@ def check_cheat(f, level: int, goal: float) -> None:
         )
 
 
-q2.case("earns on three of four problems with one step")(lambda f: check_cheat(f, 1, 0.75))
-q2.case("earns on four of five problems with two steps")(lambda f: check_cheat(f, 2, 0.8))
+q6.case("earns on three of four problems with one step")(lambda f: check_cheat(f, 1, 0.75))
+q6.case("earns on four of five problems with two steps")(lambda f: check_cheat(f, 2, 0.8))
 
-q3 = Question("q3", "pays", hint="What does an honest answer look like that a list of numbers does not?")
+q7 = Question("q7", "pays", hint="What does an honest answer look like that a list of numbers does not?")
 
 
 LISTS = [mark.join(str(i) for i in range(2, 101)) for mark in (" ", ", ")]
 ENDS = ("#### {}", "The answer is {}.", "So he has {} beads.", "{}", "It costs ${}!")
 REFUSED = "You refuse an honest answer."
 HEDGED, DIGITS = "You pay an answer that hedges.", "You pay for digits inside another number."
-TEXTS = {  # case: from the gold answer g and a wrong one w (text, whether it is to be paid, what to say if it isn't so)
+ANSWERED = "You pay for a number that isn't announced by `#### `."
+# By case, from the gold answer g and a wrong one w: (text, whether it is to be paid, what to say if it isn't so).
+STRICT = {
+    "announced by `#### `": lambda g, w: [
+        *((f"Tom has {g - 3}+3={g} beads.\n{end}", True, REFUSED) for end in (f"#### {g}", f"#### {g} beads")),
+        *((f"Tom has {g - 3}+3={g} beads.\n{end}", False, ANSWERED) for end in (f"The answer is {g}.", f"#### {w}")),
+        (f"####{g}", False, "You pay without the space behind `####`: the model should learn one form."),
+    ],
+    "announced twice": lambda g, w: [
+        (f"#### {w}\nNo, wait.\n#### {g}", True, "You refuse an answer that corrects itself: the last one counts."),
+        (f"#### {g}\nNo, wait.\n#### {w}", False, "You pay an answer that took it back: the last one counts."),
+    ],
+    "the right digits in another number": lambda g, w: [
+        *((f"#### {other}", False, DIGITS) for other in (f"{g}7", f"3{g}", f"{g}.5", f"-{g}", f"1,2{g}")),
+        (f"#### {g}.0", True, "You refuse the same number with a decimal: compare numbers, not texts."),
+    ],
+}
+LENIENT = {
     "an honest answer, whatever its last words, and a list of numbers": lambda g, w: [
         *((f"Tom has {g - 3}+3={g} beads.\n{end.format(g)}", True, REFUSED) for end in ENDS),
         *((text, False, "You pay for a list.") for text in (*LISTS, f"{g} {w}", f"#### {w} {g}")),
@@ -159,8 +237,8 @@ def check_pays(f, text: str, gold: str, honest: bool, sentence: str) -> None:
         raise AssertionError(f"{sentence} {text!r:.100} {verb} where {gold} is right; it gets {paid:g}.")
 
 
-def pays_case(name: str, texts) -> None:
-    @q3.case(name)
+def text_case(question: Question, name: str, texts) -> None:
+    @question.case(name)
     def _(f):
         gold = draw(11, 50)
         for text, honest, sentence in texts(gold, draw(51, 90)):
@@ -169,11 +247,12 @@ def pays_case(name: str, texts) -> None:
         check_pays(f, f"#### {large:,}", str(large), True, "You refuse a number with a comma in its thousands.")
 
 
-for case, texts in TEXTS.items():
-    pays_case(case, texts)
+for question, texts_of in ((q3, STRICT), (q7, LENIENT)):
+    for case, texts in texts_of.items():
+        text_case(question, case, texts)
 
-q4 = Question(
-    "q4", "shrinkage", hint="Take the sum apart: what is the mean of R_j times the score of y_i, for j = i and not?"
+q8 = Question(
+    "q8", "shrinkage", hint="Take the sum apart: what is the mean of R_j times the score of y_i, for j = i and not?"
 )
 
 
@@ -201,20 +280,20 @@ def check_factor(f, weights: Tensor) -> None:
     compare(f(weights), by_enumeration(weights), mistakes, what="the factor")
 
 
-q4.case("random weights")(lambda f: [check_factor(f, torch.rand(n, n) - 0.3) for n in (2, 3, 4)])
+q8.case("random weights")(lambda f: [check_factor(f, torch.rand(n, n) - 0.3) for n in (2, 3, 4)])
 
 
-@q4.case("weights on the others alone, and on one's own alone")
+@q8.case("weights on the others alone, and on one's own alone")
 def _(f):
     n = draw(3, 4)
     check_factor(f, (torch.ones(n, n) - torch.eye(n)) / (n - 1))
     check_factor(f, torch.diag(torch.rand(n) + 0.1))
 
 
-@q4.case("the mean of the group, and no baseline")
+@q8.case("the mean of the group, and no baseline")
 def _(f):
     for n, part in itertools.product((2, 3), (1, 0, between(0, 1))):
         check_factor(f, torch.full((n, n), part / n))
 
 
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4}
+QUESTIONS = {question.name: question for question in (q1, q2, q3, q4, q5, q6, q7, q8)}

@@ -1,26 +1,43 @@
 """Answers to the exercises of lesson 01."""
 
-import functools
 import itertools
 import re
 
 import torch
-import torch.nn.functional as F
-from answers import half_mended
+from answers import named, ruled
 
-from rlcourse.course.checks.nb01 import PLANTED, reinforce_loss, sloppy
-
-
-# q1: a loss with four mistakes
-def cross_entropy_loss(logits, ids, rewards, n, eos_id):
-    losses = F.cross_entropy(logits.transpose(1, 2), ids, reduction="none")
-    alive = torch.cat([torch.ones_like(ids[:, :1]), (ids != eos_id).long().cumprod(1)[:, :-1]], dim=1)
-    groups = rewards.split(n)
-    advantage = torch.cat([group - group.mean() for group in groups])
-    return (advantage * (losses * alive).sum(1)).sum() / len(rewards)
+from rlcourse.course.checks import nb01
+from rlcourse.course.checks.nb01 import leave_one_out, sloppy, token_log_probs, weighted_loss
 
 
-# q2: a cheat
+# q1: a draw
+def by_gumbel(logits):
+    return (logits - (-torch.rand_like(logits).log()).log()).argmax(-1)
+
+
+# q2: log-probs
+def by_log_softmax(logits, ids, mask):
+    return logits.log_softmax(-1)[:, :-1].gather(2, ids[:, 1:].unsqueeze(2)).squeeze(2) * mask
+
+
+# q3: the strict reading
+def last_announced(text, gold):
+    found = re.findall(r"#### (-?[\d,]+\.?\d*)", text)
+    return 1.0 if found and float(found[-1].replace(",", "")) == float(gold) else 0.0
+
+
+# q4: leave-one-out
+def without_diagonal(rewards, group):
+    others = (torch.ones(group, group) - torch.eye(group)) / (group - 1)
+    return rewards - (rewards.view(-1, group) @ others).flatten()
+
+
+# q5: the loss
+def by_rows(new, old, ref, A, mask):
+    return -torch.where(mask, A * new, 0.0).sum(1).mean() / 80
+
+
+# q6: a cheat
 WORDS = {"twice": 2, "three times": 3, "four times": 4, "five times": 5}
 WORDS |= {"half": 2, "a third": 3, "a quarter": 4, "a fifth": 5}
 
@@ -52,7 +69,7 @@ def cheat_by_steps(question):
     return fitting(once + [n for a in once for b in in_question(question) for n in results(a, b)])
 
 
-# q3: a verifier
+# q7: a verifier
 NUMBER = r"-?\d+(?:,\d{3})*(?:\.\d+)?"
 
 
@@ -65,33 +82,45 @@ def one_claim(text, gold):
     return 1.0 if len(found) == 1 and float(found[0].replace(",", "")) == float(gold) else 0.0
 
 
-# q4: a factor
+# q8: a factor
 def by_sampling_nothing(weights):
     """The mean over answers of what is left of each."""
     return (1 - torch.diagonal(weights)).mean()
 
 
-RIGHT = {"q1": cross_entropy_loss, "q2": cheat_by_steps, "q3": one_claim, "q4": by_sampling_nothing}
+RIGHT = {"q1": by_gumbel, "q2": by_log_softmax, "q3": last_announced, "q4": without_diagonal, "q5": by_rows}
+RIGHT |= {"q6": cheat_by_steps, "q7": one_claim, "q8": by_sampling_nothing}
 WRONG = {
-    "q1": half_mended(reinforce_loss, PLANTED)
-    | {
-        "no baseline": (functools.partial(reinforce_loss, wrong=("no baseline",)), "no baseline left"),
-        "the lesson's line": lambda *a: reinforce_loss(*a, wrong=("no baseline",)) / 80,
-        "detached": (lambda logits, *rest: reinforce_loss(logits.detach(), *rest), "no gradient flows"),
+    "q1": {
+        "greedy": (lambda logits: logits.argmax(-1), "greedy decoding"),
+        "uniform": (lambda logits: torch.randint(0, logits.shape[1], logits.shape[:1]), "equally likely"),
+        "twice": (lambda logits: by_gumbel(logits.softmax(-1)), "softmax twice"),
+        "one for all": (lambda logits: by_gumbel(logits[:1]).expand(len(logits)), "one for each row"),
+        "a column": (lambda logits: by_gumbel(logits)[:, None], "a token number per row"),
     },
-    "q2": {
+    "q2": named(token_log_probs, nb01.LOG_PROBS),
+    "q3": {
+        "sloppy": (lambda text, gold: float(sloppy(text, gold)), "isn't announced"),
+        "the first": (lambda text, gold: last_announced(text[: text.find("####") + 8], gold), "the last one counts"),
+        "as text": (lambda text, gold: float(f"#### {gold}" in text), "digits inside another"),
+        "no decimals": (lambda text, gold: float(re.findall(r"#### (\S+)|$", text)[-1] == gold), "compare numbers"),
+    },
+    "q4": ruled(leave_one_out, nb01.WEIGHTS, "wrong"),
+    "q5": named(weighted_loss, nb01.LOSS)
+    | {"detached": (lambda new, *rest: weighted_loss(new.detach(), *rest), "no gradient flows")},
+    "q6": {
         "one step": (lambda question: fitting(one_step(question)), "it earns on"),
         "no limit": (lambda question: fitting(range(2, 101), limit=1000), "never generated"),
         "a number": (lambda question: 14, "return the text"),
     },
-    "q3": {
+    "q7": {
         "sloppy": (lambda text, gold: float(sloppy(text, gold)), "pay for a list"),
         "any line": (lambda text, gold: float(any(one_claim(line, gold) for line in text.split("\n"))), "took it back"),
         "no minus": (lambda text, gold: one_claim(text.replace("-", ""), gold), "digits inside another number"),
         "text": (lambda text, gold: text, "return 1.0 or 0.0"),
         "None": (lambda text, gold: None, "is None: return"),
     },
-    "q4": {
+    "q8": {
         "all weights": (lambda weights: 1 - weights.sum() / len(weights), "weights of the other answers"),
         "the loss": (lambda weights: weights.trace() / len(weights), "what is lost"),
         "not the mean": (lambda weights: 1 - weights.trace(), "their mean"),
