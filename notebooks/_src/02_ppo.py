@@ -9,14 +9,13 @@
 # %% [markdown]
 # **You will learn**
 #
-# - why everybody wants several gradient steps from one rollout, and what that does to lesson 01's loop;
-# - two repairs for that, the importance ratio and PPO's clip;
-# - the critic and GAE: a baseline for each token, and what $\lambda$ trades for what;
-# - PPO whole: the loop of lesson 01 with two changes;
-# - the KL divergence to a reference, and which of its estimates to log and which to use as a penalty.
+# - why everybody wants several gradient steps per rollout, and what that does to your loop;
+# - two repairs: the importance ratio and PPO's clip, which you add to your loop;
+# - the critic: a baseline for each token, and what it knows;
+# - GAE, and what $\lambda$ trades for what;
+# - PPO on your loop: a clip in `loss`, a critic in `advantages`.
 #
-# You need [lesson 01](01_policy_gradient.ipynb): the loop, the score, the baseline. `rlcourse.course.loop` holds what
-# was written there.
+# You need [lesson 01](01_policy_gradient.ipynb): your loop, the score, the baseline.
 
 # %%
 import copy
@@ -25,11 +24,11 @@ import itertools
 import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
-from IPython.display import Markdown, display
 
 from rlcourse.course import pick
 from rlcourse.course.lessons.curve_records import load_curve
-from rlcourse.course.loop import GROUP, LIMIT, PROMPTS, answer_mask, greedy_accuracy, log_probs, task, verify
+from rlcourse.course.loop import weigh  # lesson 01's leave-one-out
+from rlcourse.course.own import load_loop
 from rlcourse.course.widgets import bet, explorer
 from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, SKY, VERMILION, seed_band
 from rlcourse.measure.records import load_record, provenance
@@ -38,94 +37,67 @@ from rlcourse.rollout import make_engine
 from rlcourse.sampling import Sampling
 from rlcourse.tasks.prompts import PromptSampler
 
-ROLLOUTS, UPDATES = pick(2, 10), pick(2, 8)  # of each run below; gradient steps on each rollout
+loop = load_loop()
+loop.weigh = weigh
+GROUP, LIMIT, task = loop.GROUP, loop.LIMIT, loop.task
+ROLLOUTS, UPDATES, ASKED = pick(2, 10), pick(2, 8), pick(8, 200)  # of each run; steps on each rollout; problems asked
 usual = next(row for row in load_record("step")["results"] if (row["variant"], row["rows"]) == ("trl-default", 64))
 
 # %% [markdown]
 # ## 1 · Use a rollout twice
 #
-# Lesson 01's loop samples {{ PROMPTS * GROUP }} answers, takes one gradient step and throws them away. That hurts where
-# sampling is slow. In a training step of TRL, Hugging Face's library for RL, with its default settings, a model of 0.5
-# B parameters and {{ usual["rows"] }} answers of {{ load_record("step")["setup"]["new_tokens"] }} tokens on an H200, {{
-# 100 * usual["rollout_s"] / usual["step_s"]:.0f }} % of the time goes into sampling. {{ assert "H200" in
-# load_record("step")["device"] and load_record("step")["setup"]["shape"].endswith("-0.5b") }} So why not take
-# {{ UPDATES }} steps on each rollout and learn {{ UPDATES }} times as much from it?
+# Your loop samples {{ loop.PROMPTS * GROUP }} answers, takes one gradient step and throws them away. That hurts where
+# sampling is slow. In TRL, Hugging Face's library for RL, with its default settings, sampling takes
+# {{ 100 * usual["rollout_s"] / usual["step_s"]:.0f }}% of a step (a model of 0.5 B, {{ usual["rows"] }} answers of
+# {{ load_record("step")["setup"]["new_tokens"] }} tokens, an H200). {{ assert "H200" in load_record("step")["device"]
+# and load_record("step")["setup"]["shape"].endswith("-0.5b") }} So why not take {{ UPDATES }} steps on each rollout and
+# learn {{ UPDATES }} times as much from it? (With the tiny model of this course {{ UPDATES }} steps cost more than the
+# samples. So we count rollouts, not seconds.)
 #
-# (The model of this course is so small that on a laptop {{ UPDATES }} steps cost more than the samples. We count
-# rollouts, not seconds.)
-#
-# Here is the loop again, with the leave-one-out baseline. The lines that changed are marked. `objective` is what one
-# token contributes, to be made large; lesson 01's is its log-prob times the advantage of its answer.
+# Your `train` has the argument `updates` for this. And `loss` gets a second set of log-probs, `old`: those before the
+# first of the steps, under the policy that sampled. Lesson 01's loss doesn't look at them.
 
 
 # %%
-def leave_one_out(rewards: torch.Tensor) -> torch.Tensor:
-    """Each reward minus the mean of the others in its group: [rows]."""
-    groups = rewards.view(-1, GROUP)
-    return (groups - (groups.sum(1, keepdim=True) - groups) / (GROUP - 1)).flatten()
+def weighted_log_prob(new, old, ref, A, mask):
+    """Lesson 01's loss."""
+    return -(A * new * mask).sum() / (len(mask) * LIMIT)
 
 
-def weighted_log_prob(new, old, A):
-    """The objective of lesson 01. new, old: log-probs of the tokens; A: advantages."""
-    return A * new
+def run(loss, updates: int) -> list[dict]:
+    """Train your loop with this loss. Returns a row of numbers per rollout."""
+    loop.loss = loss
+    return loop.train(ROLLOUTS, updates=updates, every=2, problems=ASKED)[1]
 
 
-def train(objective, updates: int, seed: int = 0) -> list[dict]:
-    """Lesson 01's loop, with `updates` steps on each rollout. Returns the accuracy at every other rollout."""
-    torch.manual_seed(seed)
-    policy = load_policy("embedded")
-    engine = make_engine(policy, "fast", torch.float32)
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=4e-5, betas=(0.9, 0.95), weight_decay=0.0)
-    warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.2, total_iters=4)
-    order, log = PromptSampler(task.problems("train"), seed), []
-    for step in range(ROLLOUTS + 1):
-        if step % 2 == 0:
-            log.append({"step": step, "accuracy": greedy_accuracy(policy, engine, pick(8, 100))})
-        if step == ROLLOUTS:
-            return log
-        problems = order.sample(PROMPTS)
-        rollout = engine.generate([policy.prompt(p.question) for p in problems], GROUP, LIMIT, Sampling())
-        A = leave_one_out(verify(problems, rollout, policy))[:, None]
-        for update in range(updates):  # new: several steps on a rollout
-            new = log_probs(policy.model, rollout)
-            if update == 0:
-                old = new.detach()  # new: the log-probs under the policy that sampled
-            loss = -objective(new, old, A).sum() / (len(A) * LIMIT)
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
-            optimizer.step()
-        warm_up.step()
+def accuracies(log) -> list[float]:
+    """Greedy accuracy at every other rollout, in percent."""
+    return [100 * row["accuracy"] for row in log if row["accuracy"] is not None]
 
 
-one_step = train(weighted_log_prob, updates=1)
-print("one step on each rollout:", " → ".join(f"{row['accuracy']:.0%}" for row in one_step))
-
-# %% [markdown]
-# One step on each rollout takes the greedy accuracy, here on {{ pick(8, 100) }} validation problems, from {{ 100 *
-# one_step[0]["accuracy"]:.0f }} % to {{ 100 * one_step[-1]["accuracy"]:.0f }} %. Now {{ UPDATES }} on each, everything
-# else as it is.
+one_step = run(weighted_log_prob, updates=1)
+print("one step per rollout:", " → ".join(f"{value:.0f}%" for value in accuracies(one_step)))
 
 # %% tags=["hide-input"]
 # @title Your bet
 first_bet = bet(
-    f"{UPDATES} steps on each rollout instead of one. What is the greedy accuracy after {ROLLOUTS} rollouts?",
+    f"{UPDATES} steps per rollout instead of one. What is the greedy accuracy after {ROLLOUTS} rollouts?",
     (85, 0, 100, 1),
     unit="%",
 )
 
 # %%
-unclipped = train(weighted_log_prob, UPDATES)
+unclipped = run(weighted_log_prob, UPDATES)
 
 # %% tags=["hide-input"]
-# @title Figure: several steps on each rollout
+# @title Figure: several steps per rollout
 
 
 def draw_runs(ax, runs: dict) -> None:
     """Greedy accuracy of runs over rollouts, {label: (log, colour, marker)}."""
     for label, (log, color, marker) in runs.items():
-        steps, values = [row["step"] for row in log], [100 * row["accuracy"] for row in log]
-        ax.plot(steps, values, color=color, marker=marker, label=label)
+        values = accuracies(log)
+        ax.plot(range(0, 2 * len(values), 2), values, color=color, marker=marker, label=label)
     ax.set(xlabel="rollouts", ylabel="greedy, % right", ylim=(0, 100))
     ax.grid()
 
@@ -134,26 +106,24 @@ RUNS = {"1 step": (one_step, BLACK, "o"), f"{UPDATES} steps": (unclipped, VERMIL
 fig, ax = plt.subplots()
 draw_runs(ax, RUNS)
 first_bet.line(ax)
-ax.set_title("The loop of lesson 01, and more steps on each rollout")
+ax.set_title("Your loop, and more steps on each rollout")
 ax.legend(loc="lower left")
 plt.show()
-found = [100 * row["accuracy"] for row in unclipped]
+found = accuracies(unclipped)
 peak = found.index(max(found))
 first_bet.result(found[-1])
 
 # %% [markdown]
-# A splendid start: {{ max(found):.0f }} % after {{ 2 * peak }} rollouts, where single steps have got to {{ 100 *
-# one_step[peak]["accuracy"]:.0f }} %. {{ assert max(found) > 100 * one_step[peak]["accuracy"] + 15 }} Then it falls to
-# {{ found[-1]:.0f }} %. {{ assert found[-1] < max(found) - 15 and found[-1] < 100 * one_step[-1]["accuracy"] }} The
-# start is what we came for. Let us find out what kills the run, and keep as much of the start as we can.
+# A splendid start: {{ max(found):.0f }}% after {{ 2 * peak }} rollouts, where single steps are at
+# {{ accuracies(one_step)[peak]:.0f }}%. {{ assert max(found) > accuracies(one_step)[peak] + 15 }} Then it falls to
+# {{ found[-1]:.0f }}%. {{ assert found[-1] < max(found) - 10 }} The start is
+# what we came for. Let's find out what kills the run, and keep as much of the start as we can.
 #
 # ## 2 · What the later steps do
 #
-# The derivation in lesson 01 needs $y \sim \pi_\theta$: samples of the policy that is being trained. From the second
-# step on that is no longer so. The answers came from an older policy $\pi_\text{old}$.
-#
-# See what this does to a single rollout. We take many steps on it and follow two kinds of tokens: those of answers that
-# did better than the others of their group, and those of answers that did worse.
+# The derivation in lesson 01 needs samples of the policy that is being trained. From the second step on, the answers
+# come from an older policy, $\pi_\text{old}$. Take many steps on a single rollout and follow two kinds of tokens: those
+# of answers that did better than the others in their group, and those of answers that did worse.
 
 # %%
 torch.manual_seed(1)
@@ -161,44 +131,44 @@ start = load_policy("embedded")
 problems = PromptSampler(task.problems("train"), 1).sample(8)
 engine = make_engine(start, "fast", torch.float32)
 rollout = engine.generate([start.prompt(p.question) for p in problems], GROUP, LIMIT, Sampling())
-A = leave_one_out(verify(problems, rollout, start))
+A = weigh(loop.judge(start, problems, rollout), GROUP)
 rollout, A = rollout[A != 0], A[A != 0][:, None]  # an answer as good as the others of its group has no gradient
-mask = answer_mask(rollout)
+mask = loop.answer_mask(rollout)
 
 
-def reuse(objective, steps: int = pick(3, 16)) -> list[torch.Tensor]:
+def reuse(loss, steps: int = pick(3, 16)) -> list[torch.Tensor]:
     """Many steps on the one rollout: log(pi / pi_old) of every token before each of them, and after the last."""
-    model, moved = copy.deepcopy(start.model), []
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-5, betas=(0.9, 0.95), weight_decay=0.0)
+    policy, moved = copy.copy(start), []
+    policy.model = copy.deepcopy(start.model)
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=4e-5, betas=(0.9, 0.95), weight_decay=0.0)
     for _ in range(steps + 1):
-        new = log_probs(model, rollout)
+        new = loop.token_log_probs(policy, rollout)
         if not moved:
             old = new.detach()
         moved.append((new - old).detach())
         optimizer.zero_grad()
-        (-objective(new, old, A).sum() / (len(A) * LIMIT)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        loss(new, old, old, A, mask).backward()
+        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
         optimizer.step()
     return moved
 
 
-def weighted_ratio(new, old, A):
+def weighted_ratio(new, old, ref, A, mask):
     """The advantage, weighted by how much more probable the token has become."""
-    return (new - old).exp() * A
+    return -((new - old).exp() * A * mask).sum() / (len(mask) * LIMIT)
 
 
 moved = {"log-prob": reuse(weighted_log_prob), "ratio": reuse(weighted_ratio)}
 
 # %% [markdown]
-# The second run, `weighted_ratio`, has the textbook repair in it. Where a token was drawn from $\pi_\text{old}$ and you
-# want the mean under $\pi_\theta$, weight it by how much more probable it has become, the **importance ratio**
+# `weighted_ratio` is the textbook repair. If a token was drawn from $\pi_\text{old}$ and you want the mean under
+# $\pi_\theta$, weight it by how much more probable it has become, the **importance ratio**
 #
 # $$\rho_t = \frac{\pi_\theta(y_t \mid s_t)}{\pi_\text{old}(y_t \mid s_t)}
 #   = \exp\big(\log\pi_\theta(y_t \mid s_t) - \log\pi_\text{old}(y_t \mid s_t)\big) .$$
 #
-# So the objective of a token becomes $\rho_t A$. Its gradient is $\rho_t A\, \nabla \log \pi_\theta$. On the first step
-# all ratios are 1, and that is the gradient of lesson 01. **Look for** the line that never slows down (left), and mind
-# that the two axes have different scales.
+# Its gradient is $\rho_t A\, \nabla \log \pi_\theta$. On the first step all ratios are 1, and that's the gradient of
+# lesson 01. **Look for** the line that never slows down (left). Mind that the two axes have different scales.
 
 # %% tags=["hide-input"]
 # @title Figure: one rollout, used again and again
@@ -224,41 +194,21 @@ fell = {name: logs[-1][mask & (A < 0)].mean().item() for name, logs in moved.ite
 rose = {name: [x[mask & (A > 0)].mean().item() for x in logs] for name, logs in moved.items()}
 
 # %% [markdown]
-# With the plain log-prob a bad token is pushed down no less hard when its probability is a millionth than when it was
-# one half. There is no bottom: after {{ len(moved["ratio"]) - 1 }} steps the mean is {{ fell["log-prob"]:.1f }} and
-# falling as fast as ever. {{ assert (moved["log-prob"][-2] - moved["log-prob"][-1])[mask & (A < 0)].mean() *
-# (len(moved["log-prob"]) - 1) > -fell["log-prob"] }} On the right even the good tokens begin to lose, since all tokens
-# share the weights. {{ assert rose["log-prob"][-1] < max(rose["log-prob"]) }} The ratio has a brake. As $\rho$ shrinks,
-# so does the push, and the mean is at {{ fell["ratio"]:.1f }}. {{ assert fell["log-prob"] < fell["ratio"] < 0 }}
-
-# %% tags=["hide-input"]
-# @title Your bet
-HOPES = ["it is fixed: the weights are right now", "better, but not fixed", "no better than before"]
-second_bet = bet(f"{UPDATES} steps on each rollout, with the ratio. What happens to the run?", HOPES)
-
-# %%
-with_ratio = train(weighted_ratio, UPDATES)
-
-# %% tags=["hide-input"]
-# @title Figure: with the ratio
-RUNS[f"{UPDATES} steps, ratio"] = (with_ratio, ORANGE, "^")
-fig, ax = plt.subplots()
-draw_runs(ax, RUNS)
-ax.set_title("Importance weights, one run")
-ax.legend(loc="lower left")
-plt.show()
-ends = {name: 100 * log[-1]["accuracy"] for name, (log, _, _) in RUNS.items()}
-single, plain, weighed = ends.values()
-second_bet.result(HOPES[0] if weighed > single else HOPES[1] if weighed > plain else HOPES[2])
-
-# %% [markdown]
-# It ends at {{ weighed:.0f }} %, where single steps end at {{ single:.0f }} %. {{ assert weighed < single }} Even in
-# theory the ratio is only half of the repair. Given its state, a token has the right weight now. But the state was
-# reached by the old policy, too. The weight that is exact belongs to the whole answer: the **product** of the ratios of
-# its tokens. And that product is hopelessly noisy. With weights $w_i$, $N$ samples are worth only about $(\sum w_i)^2 /
+# With the plain log-prob, a bad token is pushed down as hard at a probability of one millionth as at one half. There's
+# no bottom: after {{ len(moved["ratio"]) - 1 }} steps the mean is {{ fell["log-prob"]:.1f }} and falling as fast as
+# ever. {{ assert (moved["log-prob"][-2] - moved["log-prob"][-1])[mask & (A < 0)].mean() * (len(moved["log-prob"]) - 1)
+# > -fell["log-prob"] }} On the right even the good tokens begin to lose, since all tokens share the weights. {{ assert
+# rose["log-prob"][-1] < max(rose["log-prob"]) }} The ratio has a brake: as $\rho$ shrinks, so does the push, and the
+# mean is at {{ fell["ratio"]:.1f }}. {{ assert fell["log-prob"] < fell["ratio"] < 0 }}
+#
+# Is that enough? In theory the ratio is only half of the repair. Given its state, a token has the right weight now. But
+# the old policy chose the state, too. The exact weight belongs to the whole answer: the **product** of its tokens'
+# ratios. And that product is hopelessly noisy. With weights $w_i$, $N$ samples are worth only about $(\sum w_i)^2 /
 # \sum w_i^2$ of them:
 
 # %%
+with_ratio = run(weighted_ratio, UPDATES)
+print(f"{UPDATES} steps per rollout, with the ratio:", " → ".join(f"{value:.0f}%" for value in accuracies(with_ratio)))
 for step in (0, 2, 8):
     logs = moved["ratio"][min(step, len(moved["ratio"]) - 1)]
     w = logs.sum(1).exp()
@@ -267,18 +217,18 @@ for step in (0, 2, 8):
     print(f"{off:.0%} of the tokens have ratios below 0.8 or above 1.2, the largest is {logs.exp().max():.1f}")
 
 # %% [markdown]
-# So PPO does not take the product. (TRL's RLOO does, with a clip on it.) One ratio for each token is calmer and a
-# little wrong, and the further the new policy is from the old, the more. Either way, the moral is the same: **stay
-# near**.
+# The run with the ratio falls, too. {{ assert accuracies(with_ratio)[-1] < max(accuracies(with_ratio)) - 5 }} PPO
+# doesn't take the product. (TRL's RLOO does, with a clip on it.) One ratio per token is calmer and a little wrong, the
+# more so the further the new policy is from the old. Either way, the moral is the same: **stay near**.
 #
 # ## 3 · The clip
 #
 # *Proximal* policy optimisation, **PPO** (Schulman et al. 2017), stays near in the simplest way: a token that has moved
-# far enough gets no gradient any more. Its objective is
+# far enough gets no gradient any more. What a token contributes, to be made large, is
 #
 # $$\min\big(\rho A,\ \text{clip}(\rho,\ 1 - \varepsilon,\ 1 + \varepsilon)\, A\big) , \qquad \varepsilon = 0.2 .$$
 #
-# **Look for** the flat piece, where there is no gradient, and for which side it is on. The dotted line is the clip
+# **Look for** the flat piece, where there is no gradient, and for which side it's on. The dotted line is the clip
 # without the minimum.
 
 # %% tags=["hide-input"]
@@ -310,40 +260,30 @@ explorer(draw, static=static, advantage=(1.0, -2.0, 2.0, 0.5), low=(0.2, 0.05, 0
 # it there. (More room above, as in the right picture or by the slider `high`, is DAPO's *clip-higher*: tokens that
 # start out improbable may rise further.)
 #
-# One function fixes the loop:
-
+# **Put it into your loop**: it's [the first exercise](../exercises/02_ppo.ipynb), two lines in `loss`. Here ours runs.
 
 # %%
-def clipped(new, old, A, clip: float = 0.2):
-    """PPO's objective."""
-    rho = (new - old).exp()
-    return torch.minimum(rho * A, rho.clamp(1 - clip, 1 + clip) * A)
+from rlcourse.course.changes import clipped
 
-
-with_clip = train(clipped, UPDATES)
+with_clip = run(clipped, UPDATES)
 
 # %% tags=["hide-input"]
 # @title Figure: with the clip
-RUNS[f"{UPDATES} steps, clip"] = (with_clip, BLUE, "D")
+RUNS |= {f"{UPDATES} steps, ratio": (with_ratio, ORANGE, "^"), f"{UPDATES} steps, clip": (with_clip, BLUE, "D")}
 fig, ax = plt.subplots()
 draw_runs(ax, RUNS)
 ax.set_title("Four runs, the same seed")
 ax.legend(loc="lower right", ncols=2)
 plt.show()
-late = [100 * row["accuracy"] for row in with_clip]
-there = 2 * len(late) // 3
+late, single = accuracies(with_clip), accuracies(one_step)
 
 # %% [markdown]
-# There it is. The clipped run starts more slowly than the unclipped one, with {{ late[peak]:.0f }} against {{
-# max(found):.0f }} % after {{ 2 * peak }} rollouts. {{ assert 100 * one_step[peak]["accuracy"] < late[peak] <
-# max(found) }} But it goes on to {{ late[there]:.0f }} % after {{ with_clip[there]["step"] }}, where single steps are
-# at {{ 100 * one_step[there]["accuracy"]:.0f }} %, and it stays there: {{ late[-1]:.0f }} % at the end. {{ assert
-# late[there] > 100 * one_step[there]["accuracy"] + 5 and late[-1] > max(late) - 6 }}
+# There it is. In the first six rollouts the clipped run gets to {{ max(late[:4]):.0f }}%, single steps to
+# {{ max(single[:4]):.0f }}%. {{ assert max(late[:4]) > max(single[:4]) + 5 }} And it ends at {{ late[-1]:.0f }}%, where
+# the runs without it end at {{ accuracies(with_ratio)[-1]:.0f }} and {{ found[-1]:.0f }}%. {{ assert late[-1] >
+# max(found[-1], accuracies(with_ratio)[-1]) }} That's one seed; section 6 has three.
 #
-# These are single runs, and with another seed the ratio alone may end above the single steps. Section 6 has three seeds
-# of what matters, the ratio with the clip and without it.
-#
-# Does the clip hold the ratios in its range? Back to the single rollout:
+# Does the clip keep the ratios in its range? Back to the single rollout:
 
 # %%
 moved["clip"] = reuse(clipped)
@@ -357,14 +297,16 @@ for name, logs in moved.items():
     outside_of[name] = outside.item()
 
 # %% [markdown]
-# No: {{ 100 * outside_of["clip"]:.0f }} % are outside, nearly as many as without it. {{ assert 0.05 <
-# outside_of["clip"] < outside_of["ratio"] < outside_of["clip"] + 0.1 }} The clip takes no ratio back. It stops pushing,
-# and tokens go on moving, with the weights that they share and with AdamW's momentum, which outlasts their gradient.
-# But they do not get as far: the largest ratio is {{ moved["clip"][-1].exp().max():.1f }}, against {{
+# No: {{ 100 * outside_of["clip"]:.0f }}% are outside, nearly as many as without it. {{ assert 0.05 < outside_of["clip"]
+# < outside_of["ratio"] < outside_of["clip"] + 0.1 }} The clip never pulls a ratio back; it only stops pushing. Tokens
+# go on moving, with the weights that they share and with AdamW's momentum, which outlasts their gradient. But they
+# don't get as far: the largest ratio is {{ moved["clip"][-1].exp().max():.1f }}, against {{
 # moved["ratio"][-1].exp().max():.1f }} with the ratio alone. {{ assert moved["clip"][-1].max() + 1 <
-# moved["ratio"][-1].max() }} The share of tokens without a gradient, as a mean over the steps, is the **clip
-# fraction**, a number that every PPO run logs. At 0 the clip is idle; when it is large, the later steps train on few
-# tokens.
+# moved["ratio"][-1].max() }}
+#
+# Every PPO run logs a **clip fraction**, averaged over the steps. Most libraries count the first of these two numbers,
+# the ratios outside; this package counts the second, the tokens without a gradient. At 0 the clip is idle; when it's
+# large, the later steps train on few tokens.
 #
 # ## 4 · A baseline for each token
 #
@@ -399,7 +341,7 @@ def sample_states(prompts: int):
     problems = order.sample(prompts)
     rollout = engine.generate([start.prompt(p.question) for p in problems], GROUP, LIMIT, Sampling())
     hidden = start.model.get_decoder()(rollout.ids).last_hidden_state[:, :-1]
-    return hidden, answer_mask(rollout), verify(problems, rollout, start)
+    return hidden, loop.answer_mask(rollout), loop.judge(start, problems, rollout)
 
 
 seen, unseen = sample_states(pick(8, 160)), sample_states(pick(8, 80))
@@ -415,14 +357,24 @@ with torch.no_grad():
     V = head(unseen[0])
 outcome = unseen[2][:, None].expand_as(V)
 explained = 1 - ((V - outcome)[unseen[1]].square().mean() / (target.mean() - outcome)[unseen[1]].square().mean()).item()
+others = (unseen[2].view(-1, GROUP).sum(1, keepdim=True) - unseen[2].view(-1, GROUP)).flatten() / (GROUP - 1)
+spread = (unseen[2] - unseen[2].mean()).square().mean()
+by_others = 1 - ((unseen[2] - others).square().mean() / spread).item()
+centered = unseen[2] - unseen[2].mean()
+ceiling = ((centered * (others - unseen[2].mean())).mean() / spread).item()  # E[R R'] of two answers to one prompt
 third_bet.result(100 * explained)
+print(f"explained by the mean of the other {GROUP - 1} answers: {by_others:.0%}")
+print(f"explained by the prompt's true success rate: {ceiling:.0%}")
 
 # %% [markdown]
-# It explains {{ 100 * explained:.0f }} %, after {{ len(h):, }} tokens of {{ len(seen[2]):, }} answers. {{ assert 0 <
-# explained < 0.2 }} Part of the rest nobody could know: early in an answer it is still open how it will end. So **look
+# It explains {{ 100 * explained:.0f }}%, after {{ len(h):, }} tokens of {{ len(seen[2]):, }} answers. {{ assert 0 <
+# explained < 0.2 }} Is that little? Compare. Lesson 01's baseline, the mean of the other {{ GROUP - 1 }} answers,
+# explains {{ 100 * by_others:.0f }}%. Even somebody who knew each prompt's success rate would explain only
+# {{ 100 * ceiling:.0f }}%, the rest being luck.{{ assert by_others < ceiling < 0.5 }} A critic can do better than that
+# only by reading the answer. So **look
 # for** where in an answer the critic begins to tell right from wrong. The first point of a line is the value before the
-# first token; the others are means over a fifth of the answer each. (Answers of fewer than ten tokens, nearly all of
-# them bare guesses, are left out, so that all points of a line are of the same answers.)
+# first token; the others are means over a fifth of the answer each. (Answers of fewer than ten tokens,
+# nearly all of them bare guesses, are left out.)
 
 # %% tags=["hide-input"]
 # @title Figure: what the critic knows, and when
@@ -486,10 +438,25 @@ def gae(r: torch.Tensor, V: torch.Tensor, mask: torch.Tensor, lam: float) -> tor
     return A * mask
 
 
-r = torch.tensor([[0.0, 0.0, 0.0, 0.0, 1.0]])
-V = torch.tensor([[0.4, 0.5, 0.3, 0.6, 0.8]])
-for lam in (0.0, 0.8, 1.0):
-    print(f"λ = {lam:.1f}:", [round(v, 2) for v in gae(r, V, torch.ones_like(V), lam)[0].tolist()])
+ONE_R = torch.tensor([[0.0, 0.0, 0.0, 0.0, 1.0]])
+ONE_V = torch.tensor([[0.4, 0.5, 0.3, 0.6, 0.8]])
+
+
+# %% tags=["hide-input"]
+# @title Explorer: credit over λ
+def draw_credit(ax, lam: float) -> None:
+    """Values of five states, and the advantage of each token."""
+    A = gae(ONE_R, ONE_V, torch.ones_like(ONE_V), lam)[0]
+    ax.plot(range(1, 6), ONE_V[0], color=BLACK, marker="o", linestyle=":", label="value before the token")
+    ax.bar(range(1, 6), A, color=[BLUE if a > 0 else VERMILION for a in A], label="advantage")
+    for t, a in enumerate(A.tolist(), 1):
+        ax.annotate(f"{a:.2f}", (t, a), ha="center", va="bottom" if a > 0 else "top", fontsize=9)
+    ax.set(xlabel="token", ylim=(-0.35, 1.0), title=f"λ = {lam:g}")
+    ax.axhline(0, color=BLACK, linewidth=0.8)
+    ax.legend(fontsize=8, loc="upper left")
+
+
+explorer(draw_credit, static=[{"lam": 0.0}, {"lam": 0.8}, {"lam": 1.0}], lam=(0.8, 0.0, 1.0, 0.05))
 
 # %% [markdown]
 # The third token, after which the value rose from 0.3 to 0.6, gets the most credit at $\lambda = 0$. The second made
@@ -499,23 +466,23 @@ for lam in (0.0, 0.8, 1.0):
 #
 # To see it exactly, a case whose truth we know. Eight tokens, each good or bad with probability one half; the answer is
 # right if at least five are good. Over all $2^8$ answers we can sum. Three critics: one knows the truth, one is halfway
-# between the truth and the mean, and one has learned nothing and says the mean everywhere. An advantage can be off in
-# two ways:
+# between the truth and the mean, and one has learned nothing and says the mean everywhere.
 #
-# - **bias**: its mean for a given state and token is off, other than by a baseline, which does no harm on average;
-# - **noise**: single answers scatter around that mean, and a poor baseline adds to the scatter (lesson 01).
-#
-# If 64 answers shared a state, the noise would average out over them, and the bias would not. **Look for** the lowest
-# point of each line.
+# How good is an estimate of the advantages? Its size doesn't matter: PPO *whitens* the advantages of a batch, to mean 0
+# and variance 1. (An estimate that's always 0 would have a smaller squared error than most, and teach nothing.) So take
+# its correlation with the true advantages. It suffers in two ways: from **bias**, where its mean for a given state and
+# token is off, and from **noise**, the scatter of single answers around that mean. If 64 answers shared a state, the
+# noise would average out and the bias wouldn't.
 
 # %% tags=["hide-input"]
 # @title Your bet
 fourth_bet = bet(
-    "The critic has learned nothing, and you have one answer. Which λ has the smallest error?", (1.0, 0.0, 1.0, 0.05)
+    "The critic has learned nothing, and you have one answer. Which λ correlates best with the truth?",
+    (1.0, 0.0, 1.0, 0.05),
 )
 
 # %% tags=["hide-input"]
-# @title Figure: error over λ, on the eight tokens
+# @title Figure: correlation over λ, on the eight tokens
 T, NEED = 8, 5
 good = torch.tensor(list(itertools.product([0.0, 1.0], repeat=T)))  # [256, 8]
 count = torch.cat([torch.zeros(256, 1), good.cumsum(1)], dim=1).long()  # good tokens before t: [256, 9]
@@ -529,124 +496,97 @@ key = (torch.arange(T) * (T + 1) + count[:, :T]) * 2 + good.long()  # a number f
 at_end = torch.zeros(256, T).index_fill(1, torch.tensor([T - 1]), 1.0) * R[:, None]
 
 
-def bias_and_noise(learned: float, lam: float) -> tuple[float, float]:
-    """Mean squared bias, and noise of one answer, of GAE with a critic that has learned so much of the truth."""
+def correlation(learned: float, lam: float, answers: int) -> float:
+    """Of GAE with the truth, over all answers and tokens, if so many answers from each state are averaged."""
     V = learned * true_V[:, :T] + (1 - learned) * R.mean()
     estimate = gae(at_end, V, torch.ones(256, T), lam)
     size = torch.bincount(key.flatten(), minlength=2 * T * (T + 1)).clamp(min=1)
-    mean = (torch.bincount(key.flatten(), estimate.flatten(), minlength=len(size)) / size).view(-1, 2)
-    without_baseline = (mean - mean.mean(1, keepdim=True)).flatten()[key]  # bad and good are equally probable
-    bias = (without_baseline - true_A).square().mean().item()
-    return bias, (estimate - without_baseline).square().mean().item()
+    mean = (torch.bincount(key.flatten(), estimate.flatten(), minlength=len(size)) / size)[key]
+    noise = (estimate - mean).square().mean() / answers
+    together = (mean * true_A).mean() - mean.mean() * true_A.mean()
+    return (together / ((mean.var(correction=0) + noise) * true_A.var(correction=0)).sqrt()).item()
 
 
 CRITICS = {"true": (1.0, GREEN, "-."), "half learned": (0.5, BLUE, "-"), "nothing learned": (0.0, VERMILION, "--")}
 grid = [i / 40 for i in range(41)]
-best = {}
-fig, axes = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
+best, height = {}, {}
+fig, axes = plt.subplots(1, 2, figsize=(10, 3.4), sharey=True, layout="constrained")
 for ax, answers in zip(axes, (1, 64), strict=True):
     for name, (learned, color, style) in CRITICS.items():
-        errors = [bias + noise / answers for bias, noise in (bias_and_noise(learned, lam) for lam in grid)]
-        lowest = min(range(41), key=errors.__getitem__)
-        best[name, answers] = grid[lowest]
-        label = f"{name}: lowest at {grid[lowest]:.2f}"
-        ax.plot(grid, errors, color=color, linestyle=style, marker="o", markevery=[lowest], label=label)
-    ax.set(xlabel="λ", title=f"{answers} answer{'s' * (answers > 1)} from each state", ylim=(0, None))
-    ax.legend(loc="upper left" if answers == 1 else "upper right")
-axes[0].set_ylabel("bias² + noise / answers")
+        found = [correlation(learned, lam, answers) for lam in grid]
+        top = max(range(41), key=found.__getitem__)
+        best[name, answers], height[name, answers] = grid[top], found
+        label = f"{name}: highest at {grid[top]:.2f}"
+        ax.plot(grid, found, color=color, linestyle=style, marker="o", markevery=[top], label=label)
+    ax.set(xlabel="λ", title=f"{answers} answer{'s' * (answers > 1)} from each state", ylim=(0, 1.05))
+    ax.grid()
+    ax.legend(loc="lower left" if answers == 1 else "lower right", fontsize=9)
+axes[0].set_ylabel("correlation with the true advantage")
 plt.show()
 fourth_bet.result(best["nothing learned", 1])
-at_one = {name: bias_and_noise(learned, 1.0) for name, (learned, _, _) in CRITICS.items()}
 
 # %% [markdown]
-# With the true critic $\lambda = 0$ is perfect: no bias, no noise. With a critic that knows nothing there is no bias at
-# $\lambda = 1$, because there any $V$ is only a baseline. {{ assert max(bias for bias, _ in at_one.values()) < 1e-6 }}
-# But a bad baseline is paid for in noise, {{ at_one["nothing learned"][1]:.2f }} against {{ at_one["true"][1]:.2f }}
-# with the true one. With one answer from each state noise is the larger evil, so a small $\lambda$ wins, bias and all.
-# With 64 the bias decides, and the best $\lambda$ moves up to {{ best["nothing learned", 64]:.2f }}. {{ assert
-# best["nothing learned", 64] > best["nothing learned", 1] + 0.2 }}
+# With the true critic $\lambda = 0$ is perfect: no bias, no noise. With one that has learned nothing, $\lambda = 0$ is
+# the worst choice: only the last token gets any credit. {{ assert height["nothing learned", 1][0] ==
+# min(height["nothing learned", 1]) }} Beyond about a half the curve is flat, and its top is at {{ best["nothing
+# learned", 1]:.2f }}. With 64 answers only the bias is left, and waiting for the end wins. {{ assert best["nothing
+# learned", 64] >= best["nothing learned", 1] and best["half learned", 1] < best["nothing learned", 1] }} The better the
+# critic, the smaller the best $\lambda$.
 #
 # A batch for a language model has few answers from any one state. But its tokens share the weights, so the noise of
 # thousands of them averages out in a step, and the bias of a poor critic may not. So $\lambda$ is set near 1: 0.95 is
 # the usual choice, and many take 1.
 #
-# ## 6 · PPO, whole
+# ## 6 · PPO on your loop
 #
-# Both changes in one loop. `look` gives log-probs and values from one pass, since the critic sits on the same hidden
-# states. What the critic is trained towards is $A_t + V_t$, GAE's own estimate of the return.
+# The clip is in `loss`. The critic goes where advantages are made: `advantages(policy, rewards, rollout)`, which so far
+# only called `weigh`. It judges a rollout first, and then learns from it. Its target is $A_t + V_t$, GAE's own estimate
+# of the return.
 
 
 # %%
-def look(policy, critic, rollout):
-    """log pi of every token of every answer, and the value of the state before it: [rows, width - 1] each."""
-    hidden = policy.model.get_decoder()(rollout.ids).last_hidden_state[:, :-1]
-    logits = policy.model.lm_head(hidden)
-    log_pi = -F.cross_entropy(logits.transpose(1, 2), rollout.ids[:, 1:], reduction="none")
-    return log_pi * answer_mask(rollout), critic(hidden) * answer_mask(rollout)
+class Critic:
+    """Advantages by GAE, whitened: [rows, width - 1]. Learns from each rollout after it has judged it."""
 
+    def __init__(self, lam: float = 0.95):
+        self.head, self.lam, self.log = ValueHead(start.model.config.hidden_size), lam, []
+        self.optimizer = torch.optim.AdamW(self.head.parameters(), lr=1e-3, weight_decay=0.0)
 
-def train_ppo(rollouts: int, lam: float = 0.95, seed: int = 0):
-    """PPO. Returns the policy and a row of numbers for each rollout."""
-    torch.manual_seed(seed)
-    policy = load_policy("embedded")
-    engine = make_engine(policy, "fast", torch.float32)
-    critic = ValueHead(policy.model.config.hidden_size)  # V is 0 everywhere at the start
-    groups = [{"params": policy.model.parameters(), "lr": 4e-5}, {"params": critic.parameters(), "lr": 1e-3}]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
-    warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.2, total_iters=4)
-    order, log = PromptSampler(task.problems("train"), seed), []
-    for step in range(rollouts + 1):
-        accuracy = greedy_accuracy(policy, engine, pick(8, 100)) if step % 2 == 0 else None
-        log.append({"step": step, "accuracy": accuracy})
-        if step == rollouts:
-            return policy, log
-        problems = order.sample(PROMPTS)
-        rollout = engine.generate([policy.prompt(p.question) for p in problems], GROUP, LIMIT, Sampling())  # sample
-        mask = answer_mask(rollout)
+    def __call__(self, policy, rewards, rollout):
+        mask = loop.answer_mask(rollout)
         last = mask & ~F.pad(mask[:, 1:], (0, 1))
-        R = verify(problems, rollout, policy)[:, None].expand_as(mask)  # verify
-        r = R * last  # the reward stands on the last token
+        R = rewards[:, None].expand_as(mask)
         with torch.no_grad():
-            old, V_old = look(policy, critic, rollout)
-        A = gae(r, V_old, mask, lam)  # weigh: token by token, with a critic
-        returns = A + V_old
-        A = (A - A[mask].mean()) / (A[mask].std() + 1e-4)  # "whitened"
-        for _ in range(UPDATES):  # step, several times
-            new, V = look(policy, critic, rollout)
-            loss = (-clipped(new, old, A) + 0.25 * (V - returns) ** 2)[mask].mean()
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 1.0)
-            optimizer.step()
-        warm_up.step()
-        log[-1] |= {"error": (V_old - R)[mask].square().mean().item(), "variance": R[mask].var().item()}
+            hidden = policy.model.get_decoder()(rollout.ids).last_hidden_state[:, :-1]
+            V = self.head(hidden) * mask
+        A = gae(R * last, V, mask, self.lam)
+        for _ in range(UPDATES):
+            self.optimizer.zero_grad()
+            (self.head(hidden) - A - V)[mask].square().mean().backward()
+            self.optimizer.step()
+        self.log.append([(V - R)[mask].square().mean().item(), R[mask].var().item()])
+        return (A - A[mask].mean()) / (A[mask].std() + 1e-4)
 
 
-_, ppo = train_ppo(ROLLOUTS)
-
-# %% [markdown]
-# *Whitening* shifts and scales the advantages of the batch to mean 0 and variance 1, so that one learning rate fits
-# rewards of any scale. The mean over the tokens of the batch, not over answers, is PPO's usual one; lesson 04 is about
-# that choice. Many implementations also clip the value loss: the larger of two squared errors counts, one of them that
-# of a value which may move only 0.2 from $V_\text{old}$. Whether it helps is disputed, so we leave it out.
+loop.advantages = critic = Critic()
+ppo = run(clipped, UPDATES)
 
 # %% tags=["hide-input"]
 # @title Figure: PPO
 fig, ax = plt.subplots()
 shown = {"1 step, RLOO": (one_step, BLACK, "o"), f"{UPDATES} steps, clip, RLOO": (with_clip, BLUE, "D")}
-checked = [row for row in ppo if row["accuracy"] is not None]
-draw_runs(ax, shown | {f"{UPDATES} steps, clip, critic (PPO)": (checked, GREEN, "s")})
+draw_runs(ax, shown | {f"{UPDATES} steps, clip, critic (PPO)": (ppo, GREEN, "s")})
 ax.set_title("PPO, and the same with the other answers as baseline")
 ax.legend(loc="lower right")
 plt.show()
-second_half = ppo[ROLLOUTS // 2 : ROLLOUTS]
-unexplained = sum(row["error"] for row in second_half) / sum(row["variance"] for row in second_half)
+error, variance = (sum(column) for column in zip(*critic.log[ROLLOUTS // 2 :], strict=True))
 
 # %% [markdown]
-# PPO learns as RLOO with a clip does; one run each cannot tell them apart. And the critic? In the second half of the
-# run its mean squared error on a fresh rollout is {{ unexplained:.2f }} times the variance of the reward. {{ assert
-# 1.02 < unexplained }} A constant, the mean of that rollout, would have done better. It started from nothing,
-# with {{ ROLLOUTS * PROMPTS }} problems to learn from, and chases a policy that moves.
+# And the critic? In the second half of the run its mean squared error on a fresh rollout is {{ error / variance:.2f }}
+# times the variance of the reward. {{ assert error > variance }} A constant, the mean of that rollout, would have done
+# better. The critic started from nothing, with {{ ROLLOUTS * loop.PROMPTS }} problems to learn from, and it chases a
+# policy that moves. (The package's PPO also lets the critic's error train the model below the head, and clips the value
+# loss. Whether that helps is disputed.)
 #
 # ### On record
 #
@@ -681,18 +621,18 @@ print(provenance(records["all"]), "with `python -m tools.lessons.lesson02`")
 # %% [markdown]
 # - **The clip matters.** At the same rate two of three seeds end ten points or more lower without it. {{ assert sum(a -
 #   b > 9.9 for a, b in zip(final["all"], final["no_clip"])) == 2 }} At twice the rate every seed without it ends below
-#   the {{ begin:.0f }} % where it began. {{ assert max(final["fast_no_clip"]) < begin }} It does so with a light hand:
+#   the {{ begin:.0f }}% where it began. {{ assert max(final["fast_no_clip"]) < begin }} It does so with a light hand:
 #   the clip fraction never exceeds {{ -(-100 * max(x for n in ("all", "fast_all") for s in records[n]["results"] for x
-#   in s["steps"]["clip_fraction"]) // 1):.0f }} %.
-# - **It is no insurance.** At twice the rate full PPO falls too, from {{ peak["fast_all"]:.0f }} % in its best seed to
+#   in s["steps"]["clip_fraction"]) // 1):.0f }}%.
+# - **It is no insurance.** At twice the rate full PPO falls too, from {{ peak["fast_all"]:.0f }}% in its best seed to
 #   between {{ min(final["fast_all"]):.0f }} and {{ max(final["fast_all"]):.0f }}. {{ assert max(final["fast_all"]) <
 #   min(final["all"]) }}
 # - **Nothing else shows.** Without the critic (the batch's mean in its place) or without the limit on the gradient's
 # norm the end ranges overlap with PPO's. {{ assert all(min(final["all"]) <= max(final[n]) and min(final[n]) <=
 # max(final["all"]) for n in ("no_critic", "no_norm")) }} With 16 × 8 answers, each used **once**, PPO (two
-# mini-batches, a step on each) ends at {{ min(tested["ppo"]):.0f }} to {{ max(tested["ppo"]):.0f }} % of the test
+# mini-batches, a step on each) ends at {{ min(tested["ppo"]):.0f }} to {{ max(tested["ppo"]):.0f }}% of the test
 # problems and REINFORCE with the batch's mean (one step on all) at {{ min(tested["reinforce_baseline"]):.0f }} to {{
-# max(tested["reinforce_baseline"]):.0f }} %: there the clip has next to nothing to do, and the critic buys nothing. {{
+# max(tested["reinforce_baseline"]):.0f }}%: there the clip has next to nothing to do, and the critic buys nothing. {{
 # assert [[load_curve(n)["setup"][k] for k in ("num_prompts", "num_generations", "inner_epochs", "minibatches")] for n
 # in ("ppo", "reinforce_baseline")] == [[16, 8, 1, 2], [16, 8, 1, 1]] and max(tested["ppo"]) <=
 # max(tested["reinforce_baseline"]) }}
@@ -700,130 +640,10 @@ print(provenance(records["all"]), "with `python -m tools.lessons.lesson02`")
 # That is a statement about short answers with one reward at the end. Where rewards come on the way, or answers run to
 # thousands of tokens, a baseline for each token may offer more, to those who have a better critic.
 #
-# ### Nothing else is hidden
+# ## 7 · What the critic costs
 #
-# One rollout with the package's `train_step`, with the same seed, and one with ours:
-
-# %%
-from rlcourse.config import make_config
-from rlcourse.course.lessons.experiment import Experiment
-
-settings = {"num_prompts": PROMPTS, "num_generations": GROUP, "inner_epochs": UPDATES, "minibatches": 1}
-theirs = Experiment(make_config(algorithm="ppo", **settings, seed=0))
-theirs.train(step=0)
-ours, _ = train_ppo(rollouts=1)
-trios = zip(start.model.parameters(), ours.model.parameters(), theirs.policy.model.parameters(), strict=True)
-trios = [(before.detach(), a.detach(), b.detach()) for before, a, b in trios]
-travelled = sum((a - before).abs().sum().item() for before, a, _ in trios)
-apart = sum((a - b).abs().sum().item() for _, a, b in trios)
-print(f"{UPDATES} steps moved the weights by {travelled:.3f} in all; theirs and ours are {apart / travelled:.2%} apart")
-assert apart < 0.05 * travelled
-
-# %% [markdown]
-# ## 7 · How far from the start: the KL divergence
-#
-# The clip limits what one rollout may do. Over a hundred rollouts the policy may still go anywhere. To keep it near a
-# *reference* $\pi_\text{ref}$, usually the model before RL, one charges for the distance
-#
-# $$\text{KL}(\pi \,\|\, \pi_\text{ref}) = \mathbb{E}_{y \sim \pi}\big[\log\pi(y) - \log\pi_\text{ref}(y)\big] ,$$
-#
-# with a weight $\beta$. From a sampled token, with $d = \log\pi - \log\pi_\text{ref}$, there are three common estimates
-# (Schulman 2020): $k_1 = d$, $k_2 = \tfrac12 d^2$, and $k_3 = e^{-d} - 1 + d$. Their means and their noise, exactly,
-# for two policies over eight tokens:
-
-
-# %%
-def estimates(log_pi: torch.Tensor, log_ref: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The three estimates of KL(pi || ref) from sampled tokens."""
-    d = log_pi - log_ref
-    return {"k1": d, "k2": d**2 / 2, "k3": torch.expm1(-d) + d}
-
-
-# %% tags=["hide-input"]
-# @title Table: what the three say
-torch.manual_seed(0)
-ref, direction = torch.randn(8).log_softmax(0), torch.randn(8)
-lines = ["| policies | KL | " + " | ".join(f"{k}: mean, std" for k in ("k1", "k2", "k3")) + " |", "| --- " * 5 + "|"]
-for name, distance in (("near", 0.2), ("far apart", 1.5)):
-    pi = (ref + distance * direction).log_softmax(0)
-    cells = []
-    for k in estimates(pi, ref).values():
-        mean = (pi.exp() * k).sum()
-        cells.append(f"{mean:.4f}, {(pi.exp() * (k - mean).square()).sum().sqrt():.4f}")
-    lines.append(f"| {name} | {(pi.exp() * (pi - ref)).sum():.4f} | {' | '.join(cells)} |")
-display(Markdown("\n".join(lines)))
-
-# %% [markdown]
-# $k_1$ is right on average, may be negative, and is very noisy. $k_2$ is biased. $k_3$ is right on average, never
-# negative, and calm when the policies are near: it is the one to log.
-#
-# Now use one as a **penalty**: add it to the loss, and let autograd pull the policy home. Nothing else is in the loss;
-# a policy over eight tokens starts far from its reference, and each step samples 32 tokens.
-
-# %% tags=["hide-input"]
-# @title Your bet
-PULLS = ["all three: they estimate the same thing", "k1 and k3, which are right on average", "k2 and k3", "k3 alone"]
-fifth_bet = bet("Which of the three, as a loss, bring the policy back to its reference?", PULLS)
-
-# %%
-torch.manual_seed(0)
-paths = {}
-for name in ("k1", "k2", "k3"):
-    logits = (ref + 1.5 * direction).repeat(20, 1).requires_grad_()  # 20 runs at once
-    optimizer, paths[name] = torch.optim.SGD([logits], lr=20 * 0.05), []  # the mean below is over 20 runs
-    for _ in range(pick(20, 300)):
-        log_pi = logits.log_softmax(-1)
-        paths[name].append((log_pi.exp() * (log_pi - ref)).sum(-1).detach())  # the exact KL
-        tokens = torch.multinomial(log_pi.exp().detach(), 32, replacement=True)
-        loss = estimates(log_pi.gather(1, tokens), ref[tokens])[name].mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-# %% tags=["hide-input"]
-# @title Figure: the pull of each penalty
-fig, ax = plt.subplots()
-for (name, path), (color, style) in zip(paths.items(), ((VERMILION, "-."), (ORANGE, "--"), (BLUE, "-")), strict=True):
-    path = torch.stack(path)
-    ax.fill_between(range(len(path)), path.amin(1), path.amax(1), color=color, alpha=0.15, linewidth=0)
-    ax.plot(path.mean(1), color=color, linestyle=style, label=f"{name} as the loss")
-ax.set(xlabel="step", ylabel="KL to the reference, nats", ylim=(0, None))
-ax.set_title("20 runs each: mean, and from lowest to highest")
-ax.legend()
-plt.show()
-left = {name: path[-1].mean().item() / path[0].mean().item() for name, path in paths.items()}
-fifth_bet.result(PULLS[2] if left["k1"] > 0.5 > max(left["k2"], left["k3"]) else PULLS[0])
-
-# %% [markdown]
-# {{ assert left["k1"] > 0.7 and max(left["k2"], left["k3"]) < 0.1 }} $k_1$, right on average, pulls nowhere. The reason
-# is in lesson 01. Autograd differentiates the estimate at the tokens that were drawn, and $\nabla k_1 = \nabla \log
-# \pi$ is the score, whose mean is zero. That $\theta$ also decides *which* tokens are drawn is lost on autograd. **The
-# value of an estimator and its gradient are two things:**
-#
-# | | as a value | mean gradient as a loss |
-# | --- | --- | --- |
-# | $k_1$ | right on average, noisy | none |
-# | $k_2$ | biased | that of $\text{KL}(\pi \,\Vert\, \pi_\text{ref})$ |
-# | $k_3$ | right on average | that of the other direction, $\text{KL}(\pi_\text{ref} \,\Vert\, \pi)$ |
-
-# %%
-logits = (ref + 0.8 * direction).requires_grad_()
-pi = logits.log_softmax(0)
-kls = {"k2": (pi.exp() * (pi - ref)).sum(), "k3": (ref.exp() * (ref - pi)).sum(), "k1": 0 * logits.sum()}
-for name, kl in kls.items():  # the table's last column, summed over all tokens
-    on_average = (pi.exp().detach() * estimates(pi, ref)[name]).sum()
-    pair = [torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (on_average, kl)]
-    assert torch.allclose(*pair, atol=1e-6), name
-
-# %% [markdown]
-# Hence two places for a KL. **In the reward**, as PPO for language models usually has it: each token pays, $r_t = R
-# \text{ at the last token} - \beta\, k_1$. There it is a number and never differentiated, so it must be right as a
-# value, and GAE passes the price on to the tokens before. **In the loss**, as GRPO has it: $\beta k_3$, or $k_2$.
-#
-# ## 8 · What the critic costs
-#
-# A critic needs a head, a learning rate, a loss weight, and a $\lambda$; in large systems it is a second network as big
-# as the policy. In return it offers a baseline for each token, and you have seen how good that is. Lesson 03 deletes it
+# A critic needs a head, a learning rate, a loss weight and a $\lambda$. In large systems it's a second network as big
+# as the policy. In return it offers a baseline for each token, and you've seen how good that is. Lesson 03 deletes it
 # and keeps the clip: that is **GRPO**.
 #
 # ## Check yourself
@@ -849,13 +669,7 @@ for name, kl in kls.items():  # the table's last column, summed over all tokens
 # only noise.
 # </details>
 #
-# 4. Your run logs a KL of −0.002 at one step. Is something broken?
-#
-# <details><summary>Answer</summary>
-# Not if it is the mean of $k_1$ over a batch: that can be negative, although a KL divergence cannot. Log $k_3$.
-# </details>
-#
-# 5. The clip fraction of your run is 0.6. What does that tell you, and what would you change?
+# 4. The clip fraction of your run is 0.6. What does that tell you, and what would you change?
 #
 # <details><summary>Answer</summary>
 # Most tokens have no gradient any more by the later steps, so these are nearly wasted. Take fewer steps on each
@@ -864,20 +678,15 @@ for name, kl in kls.items():  # the table's last column, summed over all tokens
 #
 # ## Exercises
 #
-# [exercises/02_ppo.ipynb](../exercises/02_ppo.ipynb): find three mistakes in a PPO loss from its curves, carry credit
-# across a tool call, close a hole in the clip, and build the KL penalty that none of the three estimates is. Then go on
-# to [03 · GRPO](03_grpo.ipynb).
+# [exercises/02_ppo.ipynb](../exercises/02_ppo.ipynb): put the clip into your loop, carry credit across a tool call, and
+# close a hole in the clip. Then go on to [03 · GRPO](03_grpo.ipynb).
 #
 # ## Further reading
 #
 # - Schulman et al. 2017, *Proximal Policy Optimization Algorithms*, arXiv:1707.06347.
 # - Schulman et al. 2015, *High-Dimensional Continuous Control Using Generalized Advantage Estimation*,
 #   arXiv:1506.02438.
-# - Schulman 2020, *Approximating KL Divergence*,
-#   [joschu.net/blog/kl-approx.html](http://joschu.net/blog/kl-approx.html).
-# - Tang and Munos 2025, *On a few pitfalls in KL divergence gradient estimation for RL*, arXiv:2506.09477.
 # - Huang et al. 2022, *The 37 Implementation Details of Proximal Policy Optimization*, ICLR blog track.
 # - Andrychowicz et al. 2020, *What Matters In On-Policy Reinforcement Learning?*, arXiv:2006.05990: these details
 #   measured on control tasks; clipping the value loss did not help there.
-# - Ziegler et al. 2019, *Fine-Tuning Language Models from Human Preferences*, arXiv:1909.08593: the KL in the reward.
 # - Yu et al. 2025, *DAPO: An Open-Source LLM Reinforcement Learning System at Scale*, arXiv:2503.14476: clip-higher.

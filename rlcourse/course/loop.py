@@ -19,6 +19,7 @@ from rlcourse.tasks import Problem, load_task
 from rlcourse.tasks.prompts import PromptSampler
 
 PROMPTS, GROUP, LIMIT = 4, 8, 80  # problems per step, answers to each, tokens per answer at most
+LR = 4e-5  # learning rate
 REFERENCE = False  # whether `ref` is of the model before training, for a KL to it (lesson 03), or just `old`
 task = load_task("minigsm")
 
@@ -115,7 +116,7 @@ def train(
     torch.manual_seed(seed)
     policy = load_policy("embedded")
     reference = load_policy("embedded") if REFERENCE else None
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=4e-5, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.0)
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.2, total_iters=4)
     order, log = PromptSampler(task.problems("train"), seed), []
     for step in range(steps + 1):

@@ -83,7 +83,7 @@ WEIGHTS = {
 }
 
 
-def leave_one_out(rewards: Tensor, group: int, wrong: str = "") -> Tensor:
+def less_the_others(rewards: Tensor, group: int, wrong: str = "") -> Tensor:
     """Answer by answer in float64, with a mistake: [rows]."""
     found, r, prompts = [], rewards.double(), len(rewards) // group
     for i in range(len(r)):
@@ -98,7 +98,7 @@ def leave_one_out(rewards: Tensor, group: int, wrong: str = "") -> Tensor:
 
 def check_weigh(f, prompts: int, group: int, shift: float = 0.0) -> None:
     rewards = torch.rand(prompts * group) + torch.arange(prompts).repeat_interleave(group) + shift
-    compare_named(f, leave_one_out, (rewards, group), WEIGHTS, atol=1e-4)
+    compare_named(f, less_the_others, (rewards, group), WEIGHTS, atol=1e-4)
 
 
 q4.case("several prompts, easy and hard ones")(lambda f: [check_weigh(f, *sizes) for sizes in ((3, 4), (4, 3))])

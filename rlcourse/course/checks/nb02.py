@@ -1,73 +1,63 @@
-"""Checks of the exercises of lesson 02: a loss to mend, GAE across a tool, a bound on weights, a KL penalty."""
+"""Checks of the exercises of lesson 02: the clip of the loop, GAE across a tool, a bound on weights."""
 
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, as_tensor, compare, draw
+from rlcourse.course.checks import Question, draw
 from rlcourse.course.checks.builders import Names, compare_loss, compare_named, pick, ragged_mask, sentences
 
 NAN = "nan: 0 * nan and inf - inf are nan, so pick out the real tokens, or fill the padding, before you compute."
 
-q1 = Question(
-    "q1", "mended_loss", hint="One of the three mistakes shows in the curves. Which curve is where it cannot be?"
-)
+q1 = Question("q1", "clipped", hint="The ratio first. Then two products with A, and the smaller one of each token.")
 
-# The planted mistakes, in the order in which a card names those that are left.
-PLANTED = {
-    "critic": "its advantage: the policy's part has a gradient in the values, and pulls them away from the returns",
-    "minimum": "its clip: without the minimum a token that moved the wrong way has no gradient to call it back",
-    "padding": "its mean: it divides by all places, also by those after the end of an answer",
-}
-LOSS_MISTAKES = {
-    "no clip": "Nothing is clipped any more.",
-    "upside down": "The ratio is upside down: exp(logprobs - old_logprobs).",
-    "sign": "The sign of the policy's part is wrong: optimizers minimise.",
-    "no critic": "Nothing trains the critic: the squared error of the values is missing.",
-    "no half": "The half of the value loss is missing.",
-    "sum": "You added the tokens up: take their mean.",
+CLIP, LIMIT = 0.2, 80  # of the exercises
+CLIPPED = {
+    "log-prob": "That's lesson 01's loss: the ratio is missing.",
+    "no clip": "Nothing is clipped.",
+    "minimum": "A token that has moved far the wrong way has no gradient: take the minimum of both products.",
+    "upside down": "The ratio is upside down: it's new over old.",
+    "sign": "The sign is wrong: the loss is minus what should grow.",
+    "tokens": "You took the mean over the tokens: divide the sum by rows * LIMIT.",
+    "lengths": "You divided each answer by its length: that's GRPO, the next lesson.",
+    "width": "You divided by the width of the batch: the constant is LIMIT.",
+    "mask": "Tokens outside the answer count, too: multiply by the mask.",
 }
 
 
-def ppo_loss(new, old, values, returns, mask, clip: float, wrong: Names = ()) -> Tensor:
+def clipped_loss(new, old, ref, A, mask, wrong: Names = ()) -> Tensor:
     """The loss in float64, its clip by the sign of the advantage, with mistakes: a scalar."""
-    new, old, values, returns = (x[mask].double() for x in (new, old, values, returns))
-    a = returns - (values if "critic" in wrong else values.detach())
+    new, old, a = new.double(), old.double(), A.double().expand(mask.shape)
     ratio = (old - new if "upside down" in wrong else new - old).exp()
-    free, near = ratio * a, ratio.clamp(1 - clip, 1 + clip) * a
-    clipped = torch.where(a > 0, ratio.clamp(max=1 + clip), ratio.clamp(min=1 - clip)) * a
-    gain = pick(wrong, {"minimum": near, "no clip": free}, clipped)
-    error = (values - returns) ** 2 * pick(wrong, {"no critic": 0.0, "no half": 1.0}, 0.5)
-    count = pick(wrong, {"padding": mask.numel(), "sum": 1}, mask.sum())
-    return ((error + gain if "sign" in wrong else error - gain) / count).sum()
+    gain = torch.where(a > 0, ratio.clamp(max=1 + CLIP), ratio.clamp(min=1 - CLIP)) * a
+    options = {"log-prob": a * new, "no clip": ratio * a, "minimum": ratio.clamp(1 - CLIP, 1 + CLIP) * a}
+    gain = pick(wrong, options, gain) * (1 if "mask" in wrong else mask)
+    gain = gain / mask.sum(1, keepdim=True) * LIMIT if "lengths" in wrong else gain
+    counts = {"tokens": mask.sum(), "width": mask.numel()}
+    return (gain if "sign" in wrong else -gain).sum() / pick(wrong, counts, len(mask) * LIMIT)
 
 
-def check_loss(f, new, old, values, returns, mask, clip: float) -> None:
-    parts = {"the loss": None, "the gradient in the values": 2, "the gradient in the log-probs": 0}
-    said = sentences(PLANTED, LOSS_MISTAKES)
-    compare_loss(f, (new, old, values, returns, mask, clip), ppo_loss, said, parts)
+def sample_update(moved: float, per_token: bool) -> tuple[Tensor, ...]:
+    """What a loss of the loop is called with; the policy has moved by about `moved` since it sampled."""
+    mask = ragged_mask(6, 7)
+    old = -torch.rand(6, 7) - 0.5
+    A = torch.randn(6, 7 if per_token else 1)
+    return old + moved * torch.randn(6, 7), old, old + torch.randn(6, 7), A, mask
 
 
-def sample_loss(mask: Tensor) -> tuple[Tensor, ...]:
-    """New and old log-probs, values, returns, mask, with junk in the padding."""
-    old, values, returns = -torch.rand(mask.shape) - 0.5, torch.rand(mask.shape), torch.rand(mask.shape)
-    step = zip((old + 0.4 * torch.randn(mask.shape), old, values, returns), (-0.3, -2.0, 3.0, -2.0), strict=True)
-    return *(x.masked_fill(~mask, junk) for x, junk in step), mask
+def check_update(f, *given, loss=clipped_loss, said=CLIPPED) -> None:
+    compare_loss(f, given, loss, sentences({}, said), {"the gradient": 0, "the loss": None})
 
 
-@q1.case("answers that fill the batch")
+q1.case("a policy that has moved, some tokens clipped")(lambda f: check_update(f, *sample_update(0.5, False)))
+q1.case("a policy that has hardly moved, advantages by token")(lambda f: check_update(f, *sample_update(0.1, True)))
+
+
+@q1.case("ratios far up and far down, good and bad tokens")
 def _(f):
-    for clip in (0.1, 0.3):
-        check_loss(f, *sample_loss(torch.ones(4, 5, dtype=torch.bool)), clip)
-
-
-q1.case("answers of different lengths")(lambda f: check_loss(f, *sample_loss(ragged_mask(6, 7)), 0.2))
-
-
-@q1.case("ratios far up and far down, better and worse than expected")
-def _(f):
-    moved = torch.tensor([[0.7, -0.7, 0.7, -0.7]]) * (1 + torch.rand(1, 4))
-    values, returns = 0.3 + 0.4 * torch.rand(1, 4), torch.tensor([[1.0, 1.0, 0.0, 0.0]])
-    check_loss(f, moved - 2, torch.full((1, 4), -2.0), values, returns, torch.ones(1, 4, dtype=torch.bool), 0.2)
+    moved = torch.tensor([[0.7, -0.7], [0.7, -0.7]]) * (1 + torch.rand(2, 2))
+    A = torch.tensor([[1.0], [-1.0]]) * (0.5 + torch.rand(2, 1))
+    old = -2 - torch.rand(2, 2)
+    check_update(f, old + moved, old, old, A, torch.ones(2, 2, dtype=torch.bool))
 
 
 q2 = Question("q2", "gae_with_tool", hint="What should a token that is not the policy's own change in what you carry?")
@@ -199,61 +189,4 @@ q3.case("-inf in the padding does no harm")(
 )
 
 
-q4 = Question("q4", "penalty", hint="Which of the three has the value that is wanted, and which has the gradient?")
-
-
-def two_policies(tokens: int, distance: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Log-probs of all tokens of a small vocabulary, under the policy and under the reference."""
-    ref = torch.randn(tokens).log_softmax(0)
-    return (ref + distance * torch.randn(tokens)).log_softmax(0), ref
-
-
-def values_of(f, pi: Tensor, ref: Tensor) -> Tensor:
-    """What a function says of each token; AssertionError unless that is a finite number for each."""
-    found = as_tensor(f(pi, ref)).double()
-    said = f"the result has shape {list(found.shape)}, expected {list(pi.shape)}: a finite number, one for each token"
-    assert found.shape == pi.shape and found.isfinite().all(), said
-    return found
-
-
-@q4.case("its value: right on average")
-def _(f):
-    for distance in (0.5, 1.5):
-        pi, ref = two_policies(draw(5, 9), distance)
-        weights, d = pi.exp().double(), (pi - ref).double()
-        mistakes = {
-            "That is the KL the other way round: d is logprobs - ref_logprobs.": weights @ (d.exp() - 1 - d),
-            "That is k2: its value is biased.": weights @ d**2 / 2,
-        }
-        compare(weights @ values_of(f, pi, ref), weights @ d, mistakes, what="the mean over tokens")
-
-
-@q4.case("its value: never negative, 0 where the two agree, and not flat")
-def _(f):
-    pi, ref = two_policies(draw(5, 9))
-    found = values_of(f, pi, ref)
-    assert (found > -1e-6).all(), f"The value is negative, as k1 can be: {found.min():.4f} at a token."
-    assert values_of(f, ref, ref).abs().max() < 1e-6, "Where policy and reference agree the value should be 0."
-    assert (found[(pi - ref).abs() > 0.05] > 0).all(), "The value is 0 where policy and reference differ."
-    some = torch.randint(len(pi), (draw(2, 4),))  # a batch holds a few tokens of a vocabulary, some of them twice
-    said = "What you say of a token depends on the others in the batch: use its own two log-probs."
-    assert torch.allclose(values_of(f, pi[some], ref[some]), found[some], atol=1e-6), said
-
-
-@q4.case("its gradient: that of the KL, on average")
-def _(f):
-    for tokens in (draw(4, 6), draw(7, 9)):
-        pi, ref = two_policies(tokens)
-        weights, d = pi.exp().double(), (pi - ref).double()
-        of_kl, of_k3 = weights * (d - weights @ d), weights - ref.exp().double()  # in the logits
-        mistakes = {
-            "The mean gradient is 0: that is k1, and it pulls nowhere.": torch.zeros_like(weights),
-            "That is the gradient of k3, which is that of the KL in the other direction.": of_k3,
-            "The gradient has the wrong sign: it pushes the policy away from the reference.": -of_kl,
-            "The two gradients are added up: detach what is there for its value alone.": of_kl + of_k3,
-        }
-        by_token = weights * as_tensor(f.gradient(pi, ref, wrt=0)).double()
-        compare(by_token - weights * by_token.sum(), of_kl, mistakes, what="the mean gradient in the logits")
-
-
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4}
+QUESTIONS = {"q1": q1, "q2": q2, "q3": q3}

@@ -7,7 +7,7 @@ import torch
 from answers import named, ruled
 
 from rlcourse.course.checks import nb01
-from rlcourse.course.checks.nb01 import leave_one_out, sloppy, token_log_probs, weighted_loss
+from rlcourse.course.checks.nb01 import less_the_others, sloppy, token_log_probs, weighted_loss
 
 
 # q1: a draw
@@ -105,7 +105,7 @@ WRONG = {
         "as text": (lambda text, gold: float(f"#### {gold}" in text), "digits inside another"),
         "no decimals": (lambda text, gold: float(re.findall(r"#### (\S+)|$", text)[-1] == gold), "compare numbers"),
     },
-    "q4": ruled(leave_one_out, nb01.WEIGHTS, "wrong"),
+    "q4": ruled(less_the_others, nb01.WEIGHTS, "wrong"),
     "q5": named(weighted_loss, nb01.LOSS)
     | {"detached": (lambda new, *rest: weighted_loss(new.detach(), *rest), "no gradient flows")},
     "q6": {

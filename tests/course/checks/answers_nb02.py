@@ -1,31 +1,18 @@
 """Answers to the exercises of lesson 02."""
 
-import functools
-
 import torch
-from answers import half_mended, named, ruled
+from answers import named, ruled
 
-from rlcourse.course.checks.nb02 import (
-    BOUND_MISTAKES,
-    GAE_MISTAKES,
-    LOSS_MISTAKES,
-    PLANTED,
-    bounded,
-    gae_sums,
-    ppo_loss,
-)
+from rlcourse.course.checks.nb02 import BOUND_MISTAKES, CLIPPED, GAE_MISTAKES, bounded, clipped_loss, gae_sums
+from rlcourse.losses import aggregate, token_loss
 
 
-# q1: a loss with three mistakes
-def loss_with(new, old, values, returns, mask, clip, wrong=()):
-    """The loss of the exercise with some of its mistakes left in."""
-    advantages = returns - (values if "critic" in wrong else values.detach())
-    ratio = (new - old).exp()
-    objective = ratio.clamp(1 - clip, 1 + clip) * advantages
-    if "minimum" not in wrong:
-        objective = torch.minimum(ratio * advantages, objective)
-    losses = (-objective + (values - returns) ** 2 / 2) * mask
-    return losses.mean() if "padding" in wrong else losses.sum() / mask.sum()
+# q1: the clip
+def by_package(new, old, ref, A, mask):
+    loss, _ = token_loss(
+        new, old, A.expand(mask.shape), mask, surrogate="clip", ratio="token", clip_low=0.2, clip_high=0.2
+    )
+    return aggregate(loss, mask, "constant", rows=len(mask), tokens=int(mask.sum()), max_new_tokens=80)
 
 
 # q2: GAE across a tool's words
@@ -54,26 +41,12 @@ def bound_ppo(new, old, advantages, mask, clip, most):
     return -torch.minimum(r * a, r.clamp(1 - clip, 1 + clip) * a).mean()
 
 
-# q4: a penalty
-def k2(new, ref):
-    return (new - ref) ** 2 / 2
-
-
-def k3(new, ref):
-    return (ref - new).exp() - 1 - (ref - new)
-
-
-def value_and_gradient(new, ref, value=k3, gradient=k2):
-    return value(new, ref).detach() + gradient(new, ref) - gradient(new, ref).detach()
-
-
-RIGHT = {"q1": loss_with, "q3": bound_weight, "q4": value_and_gradient}
+RIGHT = {"q1": by_package, "q3": bound_weight}
 WRONG = {
-    "q1": half_mended(loss_with, PLANTED)
-    | named(ppo_loss, LOSS_MISTAKES)
+    "q1": named(clipped_loss, CLIPPED)
     | {
-        "values detached": (lambda n, o, v, *rest: loss_with(n, o, v.detach(), *rest), "no gradient flows"),
-        "old moves": lambda n, o, v, *rest: loss_with(n, n.detach(), v, *rest),
+        "detached": (lambda new, *rest: clipped_loss(new.detach(), *rest), "no gradient flows"),
+        "old moves": lambda new, old, *rest: clipped_loss(new, new.detach(), *rest),
     },
     "q2": ruled(gae_sums, GAE_MISTAKES, "wrong") | {"pasted": (gae_lesson, "end the answer for you")},
     "q3": named(bounded, BOUND_MISTAKES)
@@ -81,20 +54,5 @@ WRONG = {
         "the package's PPO": (bound_ppo, "PPO as it was"),
         "detached": (lambda n, *rest: bound_weight(n.detach(), *rest), "no gradient flows"),
         "REINFORCE": lambda n, o, a, m, *rest: -(a[m] * n[m]).mean(),
-    },
-    "q4": {
-        "reversed": (lambda new, ref: k3(ref, new), "the other way round"),
-        "k1": (lambda new, ref: new - ref, "The value is negative, as k1"),
-        "k2": (k2, "That is k2"),
-        "k3": (k3, "gradient of k3"),
-        "sum of two": (lambda new, ref: k3(new, ref) + k2(new, ref) - k2(new, ref).detach(), "added up"),
-        "no half": functools.partial(value_and_gradient, gradient=lambda new, ref: (new - ref) ** 2),
-        "wrong sign": (lambda new, ref: k3(new, ref).detach() - k2(new, ref) + k2(new, ref).detach(), "wrong sign"),
-        "clamped": (lambda new, ref: (new - ref).clamp(min=0), "The value is 0 where"),
-        "mean": (lambda new, ref: value_and_gradient(new, ref).mean(), "one for each token"),
-        "the whole vocabulary": (
-            functools.partial(value_and_gradient, value=lambda new, ref: (new.exp() * (new - ref)).sum()),
-            "the others in the batch",
-        ),
     },
 }
