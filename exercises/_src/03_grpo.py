@@ -7,25 +7,86 @@
 # ---
 
 # %% [markdown]
-# Four puzzles for [lesson 03](../notebooks/03_grpo.ipynb): tell from a log which trainer wrote it, make a data set as
-# silent as you are asked to, find four mistakes in a loss, and compute what GRPO's estimate points at. Write your code
-# where it says `# YOUR CODE HERE`, then run the cell below it. Use `torch` and Python's own modules: the functions must
-# stand by themselves.
-#
-# Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
+# First make your loop GRPO, as [lesson 03](../notebooks/03_grpo.ipynb) has it. Then four puzzles: tell from a log which
+# trainer wrote it, make a data set as silent as you're asked to, build a better KL penalty, and compute what GRPO's
+# estimate points at. Write your code where it says `# YOUR CODE HERE`, then run the cell below it. Use `torch` and
+# Python's own modules: the functions must stand by themselves.
 
 # %%
 import matplotlib.pyplot as plt
 import torch
 
+from rlcourse.course import pick
 from rlcourse.course.checks import nb03 as check
+from rlcourse.course.own import load_loop, save_loop
 
+CLIP, BETA = 0.2, 0.04  # PPO's clip range; the weight of the KL
 torch.manual_seed(0)
-BLUE, GREEN, VERMILION, PURPLE, SKY = "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
+BLUE, GREEN, SKY = "#0072B2", "#009E73", "#56B4E9"
 print("ready")
 
 # %% [markdown]
-# ## q1 · Whose log is it?
+# ## q1 · GRPO in your loop
+#
+# ●●●○○ · 20 minutes
+#
+# Two functions change. `weigh` divides by the deviation of the group:
+
+
+# %%
+def normalized(rewards: torch.Tensor, group: int) -> torch.Tensor:
+    """GRPO: each reward minus the mean of its group, divided by the group's standard deviation: [rows]."""
+    groups = rewards.view(-1, group)
+    return ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)).flatten()
+
+
+# %% [markdown]
+# You write the other, `loss`. It's the formula of section 3, with $\varepsilon$ = `CLIP` and $\beta$ = `BETA`: at each
+# token PPO's clipped objective and the KL's estimate $k_3$; the mean over the tokens of an answer first, then the mean
+# over answers. `A` is `[rows, 1]`, and every answer has a token at least.
+#
+# <details><summary>Hint 1: a question</summary>
+# Which of the three policies does the ratio compare, and which the KL?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# What is made large has a minus in the loss, what costs something a plus. With $d = \log\pi - \log\pi_\text{ref}$,
+# $k_3 = e^{-d} - 1 + d$.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# Lesson 02's ratio and minimum; $k_3$, one line; a matrix of losses by token, 0 outside the answers; its row sums over
+# the lengths; the mean of those.
+# </details>
+
+
+# %% tags=["exercise"]
+def grpo(new: torch.Tensor, old: torch.Tensor, ref: torch.Tensor, A: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The loss of GRPO, a scalar. log-probs and mask: [rows, length]; A: [rows, 1]."""
+    # BEGIN SOLUTION
+    ratio, d = (new - old).exp(), new - ref
+    gain = torch.minimum(ratio * A, ratio.clamp(1 - CLIP, 1 + CLIP) * A)
+    k3 = (-d).exp() - 1 + d
+    by_token = (BETA * k3 - gain) * mask
+    return (by_token.sum(1) / mask.sum(1)).mean()
+    # END SOLUTION
+
+
+# %%
+check.q1(grpo)
+
+# %% [markdown]
+# Train with both. `REFERENCE = True` asks your loop for the log-probs of the model before training, so that the KL has
+# something to pull to.
+
+# %%
+loop = save_loop(weigh=normalized, loss=grpo) if check.q1.passed else load_loop()
+loop.REFERENCE = True
+_, log = loop.train(pick(1, 15), problems=pick(8, 200))
+print("greedy:", " → ".join(f"{row['accuracy']:.0%}" for row in log if row["accuracy"] is not None))
+
+# %% [markdown]
+# ## q2 · Whose log is it?
 #
 # ●●○○○ · 15 minutes
 #
@@ -86,10 +147,10 @@ def whose_log(rewards: torch.Tensor, weights: torch.Tensor, num_generations: int
 
 
 # %%
-check.q1(whose_log)
+check.q2(whose_log)
 
 # %%
-if check.q1.passed:
+if check.q2.passed:
     print(f"the log above was written by trainer {whose_log(rewards, weights, 4)}")
 
 # %% [markdown] tags=["solution"]
@@ -99,7 +160,7 @@ if check.q1.passed:
 # deviation, which gives each group a scale of its own. In real code look at these three places first.
 
 # %% [markdown]
-# ## q2 · As silent as you like
+# ## q3 · As silent as you like
 #
 # ●●●○○ · 20 minutes
 #
@@ -139,13 +200,13 @@ def data_set(mean: float, share: float, num_generations: int) -> torch.Tensor:
 
 
 # %%
-check.q2(data_set)
+check.q3(data_set)
 
 # %% [markdown]
 # Three data sets of yours that a report on accuracy could not tell apart.
 
 # %%
-if check.q2.passed:
+if check.q3.passed:
     _, axes = plt.subplots(1, 3, figsize=(10, 2.6), sharey=True, layout="constrained")
     for ax, share in zip(axes, (0.1, 0.5, 0.9), strict=True):
         success = data_set(0.4, share, 8)
@@ -162,133 +223,84 @@ if check.q2.passed:
 # that are all solved always or never. So ask for the distribution of the success rates, never for the mean alone.
 
 # %% [markdown]
-# ## q3 · Four mistakes in a loss
+# ## q4 · The penalty that none of the three is
 #
-# ●●●○○ · 25 minutes
+# ●●●●○ · 20 minutes
 #
-# A colleague has written the loss of GRPO. Log-probs and `mask` are `[rows, length]`, `advantages` is `[rows]`.
-
-
-# %%
-def colleague(logprobs, old_logprobs, ref_logprobs, advantages, mask, clip, beta):
-    ratio = (logprobs - old_logprobs).exp()
-    surrogate = ratio.clamp(1 - clip, 1 + clip) * advantages[:, None]
-    apart = logprobs - ref_logprobs
-    kl = apart.exp() - 1 - apart
-    return ((beta * kl - surrogate) * mask).sum() / mask.sum()
-
-
-# %% [markdown]
-# Training with it does not crash; it is only worse than it should be, and now and then all weights are nan. So she has
-# built a bench: it pulls at one token at a time. **Look for** places that are flat and should not be, for the side on
-# which the KL is steep, and for who pulls hardest.
-
-# %% tags=["hide-input"]
-# @title The bench: `bench(function)`
-
-
-def bench(loss) -> None:
-    """Draw how a loss pulls at tokens, and try padding."""
-    one = torch.ones(1, 1, dtype=torch.bool)
-
-    def pull(new: float, advantage: float, beta: float) -> float:
-        """Minus the gradient in the log-prob of a single token; the old and the reference log-prob are 0."""
-        leaf = torch.full((1, 1), new, requires_grad=True)
-        zero = torch.zeros(1, 1)
-        [slope] = torch.autograd.grad(loss(leaf, zero, zero, torch.tensor([advantage]), one, 0.2, beta), leaf)
-        return -slope.item()
-
-    _, axes = plt.subplots(1, 3, figsize=(12, 3), layout="constrained")
-    apart = torch.linspace(-0.8, 0.8, 161).tolist()
-    for advantage, color, style in ((1.0, BLUE, "-"), (-1.0, VERMILION, "--")):
-        axes[0].plot(apart, [pull(d, advantage, 0.0) for d in apart], style, color=color, label=f"A = {advantage:+.0f}")
-    axes[0].set(title="pull of one token, no KL", xlabel="log-prob, new minus old")
-    axes[1].plot(apart, [pull(d, 0.0, 1.0) for d in apart], color=GREEN)
-    axes[1].set(title="pull of the KL, advantage 0", xlabel="log-prob, new minus reference")
-    lengths = torch.tensor([2, 4, 8, 16])
-    mask = torch.arange(16) < lengths[:, None]
-    leaf = torch.zeros(4, 16, requires_grad=True)
-    [slope] = torch.autograd.grad(
-        loss(leaf, torch.zeros(4, 16), torch.zeros(4, 16), torch.ones(4), mask, 0.2, 0.0), leaf
-    )
-    axes[2].bar([str(n) for n in lengths.tolist()], -slope.sum(1), color=PURPLE)
-    axes[2].set(title="pull of a whole answer, A = +1", xlabel="its tokens")
-    for ax in axes:
-        ax.axhline(0, color="black", linewidth=0.8)
-    axes[0].legend()
-    plt.show()
-    padding = torch.zeros(4, 16).masked_fill(~mask, -torch.inf)
-    print(f"with padding of log-prob -inf the loss is {loss(padding, padding, padding, torch.ones(4), mask, 0.2, 0.1)}")
-
-
-bench(colleague)
-
-# %% [markdown]
-# Write the loss without the four mistakes. What GRPO wants is in section 3 of the lesson. Two things the lesson's loop
-# never met: where `mask` is false the log-probs may hold anything, `inf` and `nan` included; and a row without any real
-# token adds 0 and **still counts** in the number of rows.
+# Section 4 of the lesson has three estimates of $\text{KL}(\pi \,\|\, \pi_\text{ref})$, and none is good for
+# everything. Make one that is. For tokens sampled from $\pi$ return a number for each, made of its own two log-probs
+# alone, with
+#
+# - a **value** that is right on average and never negative;
+# - a **gradient**, as autograd sees it at the sampled tokens, that is on average the gradient of the same KL.
+#
+# Shapes: `logprobs` (with gradient), `ref_logprobs` `[tokens]`. Return `[tokens]`.
 #
 # <details><summary>Hint 1: a question</summary>
-# A token with a positive advantage has become much less probable. Which way should the loss pull it, and does hers?
+# Which of $k_1$, $k_2$ and $k_3$ has the value that is wanted? And which one has the gradient?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# One mistake for each picture and one for the line below. The first: what is taken the minimum of? The second: put a
-# token into her KL that the new policy hardly ever writes, and one that the reference hardly ever writes. The third: in
-# which order are the means taken? The last: 0 times inf is not 0, and neither is its gradient.
+# A tensor may have the value of one expression and the gradient of another. What is the value of $x - x$, where only
+# one of the two is detached? And what is its gradient?
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# The three inputs are cleaned before any arithmetic, so that masked places can do no harm in the backward pass either.
-# Then a matrix of losses by token, 0 where masked; a mean along each row that survives a row of no tokens; a mean over
-# rows.
+# Two lines. A difference; then a sum of three terms, two of them detached.
 # </details>
 
 
 # %% tags=["exercise"]
-def mended_loss(
-    logprobs: torch.Tensor,
-    old_logprobs: torch.Tensor,
-    ref_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
-    clip: float,
-    beta: float,
-) -> torch.Tensor:
-    """The loss of GRPO, a scalar. log-probs and mask: [rows, length]; advantages: [rows]."""
+def penalty(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+    """An estimate of the KL for each token, right in value and in gradient: [tokens]."""
     # BEGIN SOLUTION
-    new, old, ref = (x.masked_fill(~mask, 0.0) for x in (logprobs, old_logprobs, ref_logprobs))
-    ratio, advantage = (new - old).exp(), advantages[:, None]
-    surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
-    kl = (ref - new).exp() - 1 - (ref - new)
-    by_token = (beta * kl - surrogate).masked_fill(~mask, 0.0)
-    return (by_token.sum(1) / mask.sum(1).clamp(min=1)).mean()
+    d = logprobs - ref_logprobs
+    k2, k3 = d**2 / 2, torch.expm1(-d) + d
+    return k3.detach() + k2 - k2.detach()
     # END SOLUTION
 
 
 # %%
-check.q3(mended_loss)
+check.q4(penalty)
 
 # %% [markdown]
-# The bench with your own version, finished or not.
+# Your penalty against $k_1$ and $k_3$, each alone in the loss: a policy over 50 tokens that starts far from its
+# reference and samples 64 tokens a step. **Look for** which of them bring it home, and what your logged value scatters
+# around.
 
 # %%
-try:
-    bench(mended_loss)
-except NotImplementedError:
-    print("nothing to show yet")
+if check.q4.passed:
+    torch.manual_seed(0)
+    ref = torch.randn(50).log_softmax(0)
+    begin = (ref + 2 * torch.randn(50)).log_softmax(0)
+    fig, ax = plt.subplots()
+    losses = {"k1": lambda p, r: p - r, "k3": lambda p, r: (r - p).exp() - 1 + p - r, "yours": penalty}
+    for (name, loss), color in zip(losses.items(), ("#D55E00", "#E69F00", "#0072B2"), strict=True):
+        logits, path, logged = begin.clone().requires_grad_(), [], []
+        for _ in range(200):
+            log_pi = logits.log_softmax(0)
+            tokens = torch.multinomial(log_pi.exp().detach(), 64, replacement=True)
+            value = loss(log_pi[tokens], ref[tokens]).mean()
+            path.append((log_pi.exp() * (log_pi - ref)).sum().item())
+            logged.append(value.item())
+            [gradient] = torch.autograd.grad(value, logits)
+            logits = (logits - gradient).detach().requires_grad_()
+        ax.plot(path, color=color, label=f"{name}: the KL")
+        if name == "yours":
+            ax.plot(logged, color=color, linestyle=":", linewidth=1, label="yours: as logged")
+    ax.set(xlabel="step", ylabel="nats", ylim=(0, None), title="Three penalties")
+    ax.legend()
+    plt.show()
 
 # %% [markdown] tags=["solution"]
-# **The clip alone** is flat on both sides. A token that has moved the wrong way, down at a positive advantage, gets no
-# gradient and is never called back. The minimum keeps that side open. **The KL** was mirrored: hers is steep where the
-# new policy writes a token more often than the reference and flat where it has given one up. k3 is the other way round.
-# (Its mean over samples of the new policy is the KL; that of hers is not.) **The mean over all tokens** is DAPO's: long
-# answers pull in proportion to their length. In GRPO each answer has the same share. **The padding** is multiplied by 0
-# too late: `exp(inf - inf)` is nan already, and 0 times nan is nan. `torch.where` at the end would fix the value and
-# leave the nan in the gradient.
+# $k_1$ has no pull: what is left of its gradient is noise, and the policy wanders off. $k_3$ goes home too, here even
+# sooner than yours: $\text{KL}(\pi_\text{ref} \,\|\, \pi)$ has its minimum at the same point. But its path is another:
+# its pull on a token is $1 - e^{-d}$, at most 1 where the policy is too sure of a token, and without bound where it has
+# given one up. Any term whose mean gradient is zero may be added to yours, such as a constant times the score. The KL
+# is of the next token alone: what a token does to the states after it is left out, here and in GRPO's loss.
 
 # %% [markdown]
-# ## q4 · What the estimate points at
+# ## q5 · What the estimate points at
 #
 # ●●●●○ · 20 minutes
 #
@@ -338,14 +350,14 @@ def expected_gradients(logits: torch.Tensor, rewards: torch.Tensor, num_generati
 
 
 # %%
-check.q4(expected_gradients)
+check.q5(expected_gradients)
 
 # %% [markdown]
 # Your function for a problem with two answers, a right one with probability $p$ and a wrong one, over the exact
 # gradient $p(1-p)$. **Look for** lines that are level, and for lines that are not.
 
 # %%
-if check.q4.passed:
+if check.q5.passed:
     grid = torch.linspace(0.03, 0.97, 48)
     fig, ax = plt.subplots(figsize=(7, 5))
     found = {}  # expected over exact gradient, by group size: [48, 2]

@@ -2,8 +2,8 @@
 
 `64x2` to `2x64` train GRPO with 128 rows a step, split into prompts x answers in different ways; `dynamic` is 16x8 with
 dynamic sampling. `bonus_normalized` and `bonus_centered` are the loop of the lesson, 4x8, with a thousandth of a point
-for brevity, where the advantage is divided by the deviation of its group and where it is not; `bonus_leashed` is the
-first of these with a KL to the reference in the loss.
+for brevity, where the advantage is divided by the deviation of its group and where it is not; `bonus_leashed` and
+`bonus_short_leash` are the first of these with a KL to the reference in the loss.
 Writes the record `lesson03_<name>` of each. A seed takes about a minute on one CPU core.
 """
 
@@ -25,6 +25,7 @@ BONUS: dict[str, dict[str, Any]] = {
     "bonus_normalized": {"advantage": "group_normalized"},
     "bonus_centered": {"advantage": "group_centered"},
     "bonus_leashed": {"advantage": "group_normalized", "kl_coef": 0.04},
+    "bonus_short_leash": {"advantage": "group_normalized", "kl_coef": 0.4},
 }
 BONUS_SETTINGS: dict[str, Any] = {"num_prompts": 4, "num_generations": 8, "lr": 4e-5, "steps": 25}
 MOST_BONUS = 0.001  # points, for an answer of no tokens; none for one of all that are allowed

@@ -1,4 +1,5 @@
-"""Checks of the exercises of lesson 03: whose log it is, a silent data set, a loss to mend, the mean of an estimate."""
+"""Checks of the exercises of lesson 03: GRPO in the loop, whose log it is, a silent data set, a KL penalty, the mean of
+an estimate."""
 
 import itertools
 import math
@@ -19,7 +20,59 @@ from rlcourse.course.checks.builders import (
 
 EPS = 1e-4
 
-q1 = Question("q1", "whose_log", hint="Which numbers does each trainer make of these rewards, up to a factor?")
+q1 = Question(
+    "q1", "grpo", hint="Lesson 02's minimum and the KL per token, then two means: along rows, then over rows."
+)
+
+CLIP, BETA = 0.2, 0.04  # of the exercises
+GRPO = {
+    "no kl": "The KL is missing: BETA times k3 of each token.",
+    "kl sign": "The KL has the wrong sign: it's a price, so it is added to the loss.",
+    "k1": "That KL is k1, the plain difference: take k3.",
+    "mirrored": "Your k3 is mirrored: it has to be steep where a token has become less probable than in the reference.",
+    "old in kl": "Your KL is taken to old: it belongs to ref.",
+    "ref in ratio": "Your ratio is taken to ref: it belongs to the policy that sampled, old.",
+    "minimum": "A token that has moved far the wrong way has no gradient: take the minimum of both products.",
+    "no clip": "The clip is missing.",
+    "inverse": "Your ratio is upside down: it's new over old.",
+    "sequence": "Your ratio is that of the whole answer: each token has its own.",
+    "tokens": "You take the mean over all tokens: that is DAPO. GRPO takes the mean of each answer first.",
+    "sum": "You added up the tokens of an answer: take their mean.",
+    "constant": "You divide by a constant: GRPO takes the mean over the tokens of each answer.",
+    "sign": "The sign is wrong: optimizers minimise.",
+}
+
+
+def grpo_loss(new, old, ref, A, mask, wrong: Names = ()) -> Tensor:
+    """The loss row by row in float64, without what is masked, with mistakes: a scalar."""
+    total, rows = torch.zeros((), dtype=torch.float64), len(mask)
+    for i, keep in enumerate(mask):
+        now, was, start = (x[i][keep].double() for x in (new, old, ref))
+        a = A[i].double()
+        apart = now - (start if "ref in ratio" in wrong else was)
+        ratio = pick(wrong, {"inverse": -apart, "sequence": apart.sum()}, apart).exp()
+        clipped = a * (ratio.clamp(max=1 + CLIP) if a > 0 else ratio.clamp(min=1 - CLIP))
+        gain = pick(wrong, {"no clip": ratio * a, "minimum": ratio.clamp(1 - CLIP, 1 + CLIP) * a}, clipped)
+        d = now - (was if "old in kl" in wrong else start)
+        kl = (-d).exp() - 1 + d
+        kl = pick(wrong, {"k1": d, "mirrored": d.exp() - 1 - d, "kl sign": -kl, "no kl": 0 * kl}, kl)
+        count = pick(wrong, {"tokens": mask.sum(), "sum": rows, "constant": mask.numel()}, rows * len(now))
+        total = total + (BETA * kl - gain).sum() / count
+    return -total if "sign" in wrong else total
+
+
+def check_grpo(f, apart: float, A: float = 1.0) -> None:
+    mask, old = ragged_mask(6, 7), -torch.rand(6, 7) - 0.5
+    new, ref = (old + apart * torch.randn(6, 7) for _ in range(2))
+    given = (*(x * mask for x in (new, old, ref)), A * torch.randn(6, 1), mask)
+    compare_loss(f, given, grpo_loss, sentences({}, GRPO), {"the gradient": 0, "the loss": None})
+
+
+q1.case("policies apart, some tokens clipped")(lambda f: check_grpo(f, 0.6))
+q1.case("policies that are close")(lambda f: check_grpo(f, 0.1))
+q1.case("only the KL: all advantages are 0")(lambda f: check_grpo(f, 0.6, A=0.0))
+
+q2 = Question("q2", "whose_log", hint="Which numbers does each trainer make of these rewards, up to a factor?")
 
 TRAINERS = ("rewards as they are", "less the batch mean", "less the group mean", "GRPO", "GRPO on the wrong groups")
 IN_GROUPS = "Look at the sum of the weights in each group."
@@ -57,7 +110,7 @@ def check_log(f, rewards: Tensor, n: int, largest: float) -> None:
             raise AssertionError(f"{said}. {TOLD_APART.get((min(trainer, number), max(trainer, number)), usual)}")
 
 
-@q1.case("rewards of 0 and 1")
+@q2.case("rewards of 0 and 1")
 def _(f):
     for n in (4, 8):
         counts = torch.tensor([1, n // 2, n // 2, n - 1, n, draw(0, n)])[torch.randperm(6)]  # right answers of a group
@@ -65,15 +118,15 @@ def _(f):
         check_log(f, (order < counts[:, None]).float().flatten(), n, largest=2.0)
 
 
-@q1.case("partial credit, spread differently from prompt to prompt; a factor from a thousandth to a thousand")
+@q2.case("partial credit, spread differently from prompt to prompt; a factor from a thousandth to a thousand")
 def _(f):
     for prompts, n, largest in ((3, 5, 2.0), (8, 4, 2.0), (draw(4, 6), draw(3, 7), 1e3)):
         spread = torch.linspace(0.1, 1.0, prompts)[torch.randperm(prompts), None]
         check_log(f, (torch.rand(prompts, 1) + spread * torch.rand(prompts, n)).flatten(), n, largest)
 
 
-q2 = Question(
-    "q2", "data_set", hint="Which problems are silent whatever the group size? And which as rarely as can be?"
+q3 = Question(
+    "q3", "data_set", hint="Which problems are silent whatever the group size? And which as rarely as can be?"
 )
 
 MOST, CLOSE = 1000, 0.01
@@ -105,101 +158,72 @@ def check_data(f, n: int, low: float, high: float) -> None:
         raise AssertionError(f"{got:.1%} of your groups are silent; {wanted}.{why}")
 
 
-q2.case("half of the way from the fewest silent groups to all")(
+q3.case("half of the way from the fewest silent groups to all")(
     lambda f: [check_data(f, n, 0.35, 0.65) for n in (8, 4)]
 )
-q2.case("pairs, where even the middle is often silent")(lambda f: [check_data(f, 2, 0.3, 0.7) for _ in range(2)])
-q2.case("nearly all groups silent, and few of them")(
+q3.case("pairs, where even the middle is often silent")(lambda f: [check_data(f, 2, 0.3, 0.7) for _ in range(2)])
+q3.case("nearly all groups silent, and few of them")(
     lambda f: [check_data(f, 8, *ends) for ends in ((0.9, 0.96), (0.08, 0.15))]
 )
 
-q3 = Question("q3", "mended_loss", hint="Begin with the nan: what is there after the end of an answer?")
-
-NAN = "nan or infinity: 0 * inf is nan, so fill the masked places before any arithmetic."
-PLANTED = {
-    "clip alone": "a token that has moved far the wrong way has no gradient: take the min of rho A and clip(rho) A",
-    "mirrored": "your k3 is steep where a token has become less probable than in the reference: it is mirrored",
-    "tokens": "you take the mean over all tokens: that is DAPO. GRPO takes the mean of each row first",
-}
-LOSS_MISTAKES = {
-    "kl sign": "The KL has the wrong sign: it is a price, so it is added to the loss.",
-    "sign": "The sign is wrong: optimizers minimise, and rows of positive advantage must become more probable.",
-    "sum": "You added up the tokens of a row: take their mean.",
-    "constant": "You divide by all places of the matrix: GRPO takes the mean over the real tokens of each row.",
-    "real rows": "You took the mean over rows that have tokens: an empty row adds 0 and still counts as a row.",
-    "no clip": "The clip is missing.",
-    "inverse": "Your ratio is upside down: the new policy stands above the old one.",
-    "sequence": "Your ratio is that of the whole row: each token has its own.",
-    "ref in ratio": "Your ratio is taken to the reference: it belongs to the policy that sampled, old_logprobs.",
-    "old in kl": "Your KL is taken to old_logprobs: it belongs to the reference.",
-    "k1": "That KL is k1, the plain difference: take k3.",
-}
+q4 = Question("q4", "penalty", hint="Which of the three has the value that is wanted, and which has the gradient?")
 
 
-def grpo_loss(logprobs, old, ref, advantages, mask, clip: float, beta: float, wrong: Names = ()) -> Tensor:
-    """The loss row by row in float64, without what is masked, with mistakes: a scalar."""
-    total, rows = torch.zeros((), dtype=torch.float64), len(mask)
-    for i, keep in enumerate(mask):
-        new, was, start = (x[i][keep].double() for x in (logprobs, old, ref))
-        a, length = advantages[i].double(), max(1, len(new))
-        apart = new - (start if "ref in ratio" in wrong else was)
-        ratio = pick(wrong, {"inverse": -apart, "sequence": apart.sum()}, apart).exp()
-        clipped = a * (ratio.clamp(max=1 + clip) if a > 0 else ratio.clamp(min=1 - clip))
-        gain = pick(wrong, {"no clip": ratio * a, "clip alone": ratio.clamp(1 - clip, 1 + clip) * a}, clipped)
-        d = new - (was if "old in kl" in wrong else start)
-        kl = (-d).exp() - 1 + d
-        kl = pick(wrong, {"k1": d, "mirrored": d.exp() - 1 - d, "kl sign": -kl}, kl)
-        counts = {"tokens": mask.sum(), "sum": rows, "constant": mask.numel()}
-        count = pick(wrong, counts | {"real rows": length * mask.any(1).sum()}, rows * length)
-        total = total + (beta * kl - gain).sum() / count
-    return -total if "sign" in wrong else total
+def two_policies(tokens: int, distance: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Log-probs of all tokens of a small vocabulary, under the policy and under the reference."""
+    ref = torch.randn(tokens).log_softmax(0)
+    return (ref + distance * torch.randn(tokens)).log_softmax(0), ref
 
 
-def batch(rows: int = 5, length: int = 6, apart: float = 0.4, empty: bool = False) -> tuple[Tensor, ...]:
-    """Log-probs of three policies, `apart` from each other, advantages of both signs, and a mask."""
-    mask, new = ragged_mask(rows, length), -torch.rand(rows, length) * 2 - 0.1
-    mask[rows // 2] &= not empty
-    old, ref = (new + apart * torch.randn(rows, length) for _ in range(2))
-    return new, old, ref, torch.randn(rows) + torch.tensor([1.0, -1.0] + [0.0] * (rows - 2)), mask
+def values_of(f, pi: Tensor, ref: Tensor) -> Tensor:
+    """What a function says of each token; AssertionError unless that is a finite number for each."""
+    found = as_tensor(f(pi, ref)).double()
+    said = f"the result has shape {list(found.shape)}, expected {list(pi.shape)}: a finite number, one for each token"
+    assert found.shape == pi.shape and found.isfinite().all(), said
+    return found
 
 
-def check_loss(f, *arguments) -> None:
-    parts = {"the loss": None, "the gradient in logprobs": 0}
-    compare_loss(f, arguments, grpo_loss, sentences(PLANTED, LOSS_MISTAKES), parts, not_finite=NAN)
-
-
-@q3.case("the first update: all three policies are one")
+@q4.case("its value: right on average")
 def _(f):
-    new, _, _, *rest = batch()
-    check_loss(f, new, new, new, *rest, 0.2, 0.05)
+    for distance in (0.5, 1.5):
+        pi, ref = two_policies(draw(5, 9), distance)
+        weights, d = pi.exp().double(), (pi - ref).double()
+        mistakes = {
+            "That is the KL the other way round: d is logprobs - ref_logprobs.": weights @ (d.exp() - 1 - d),
+            "That is k2: its value is biased.": weights @ d**2 / 2,
+        }
+        compare(weights @ values_of(f, pi, ref), weights @ d, mistakes, what="the mean over tokens")
 
 
-q3.case("policies apart, no KL: ratio and clip")(lambda f: [check_loss(f, *batch(), clip, 0.0) for clip in (0.2, 0.5)])
-
-
-@q3.case("policies apart, with the KL")
+@q4.case("its value: never negative, 0 where the two agree, and not flat")
 def _(f):
-    check_loss(f, *batch(), 0.2, 0.5)
-    check_loss(f, *batch(3, 9, apart=0.1), 0.3, 0.04)
+    pi, ref = two_policies(draw(5, 9))
+    found = values_of(f, pi, ref)
+    assert (found > -1e-6).all(), f"The value is negative, as k1 can be: {found.min():.4f} at a token."
+    assert values_of(f, ref, ref).abs().max() < 1e-6, "Where policy and reference agree the value should be 0."
+    assert (found[(pi - ref).abs() > 0.05] > 0).all(), "The value is 0 where policy and reference differ."
+    some = torch.randint(len(pi), (draw(2, 4),))  # a batch holds a few tokens of a vocabulary, some of them twice
+    said = "What you say of a token depends on the others in the batch: use its own two log-probs."
+    assert torch.allclose(values_of(f, pi[some], ref[some]), found[some], atol=1e-6), said
 
 
-@q3.case("only the KL: all advantages are 0")
+@q4.case("its gradient: that of the KL, on average")
 def _(f):
-    *logprobs, advantages, mask = batch()
-    check_loss(f, *logprobs, 0 * advantages, mask, 0.2, 0.1)
+    for tokens in (draw(4, 6), draw(7, 9)):
+        pi, ref = two_policies(tokens)
+        weights, d = pi.exp().double(), (pi - ref).double()
+        of_kl, of_k3 = weights * (d - weights @ d), weights - ref.exp().double()  # in the logits
+        mistakes = {
+            "The mean gradient is 0: that is k1, and it pulls nowhere.": torch.zeros_like(weights),
+            "That is the gradient of k3, which is that of the KL in the other direction.": of_k3,
+            "The gradient has the wrong sign: it pushes the policy away from the reference.": -of_kl,
+            "The two gradients are added up: detach what is there for its value alone.": of_kl + of_k3,
+        }
+        by_token = weights * as_tensor(f.gradient(pi, ref, wrt=0)).double()
+        compare(by_token - weights * by_token.sum(), of_kl, mistakes, what="the mean gradient in the logits")
 
 
-q3.case("a row without tokens adds 0 and counts as a row")(lambda f: check_loss(f, *batch(empty=True), 0.2, 0.1))
-
-
-@q3.case("inf and nan after the end do no harm")
-def _(f):
-    *logprobs, advantages, mask = batch()
-    junk = zip(logprobs, (-torch.inf, torch.nan, torch.inf), strict=True)
-    check_loss(f, *(x.masked_fill(~mask, value) for x, value in junk), advantages, mask, 0.2, 0.1)
-
-
-q4 = Question("q4", "expected_gradients", hint="All actions^G groups, their probabilities, and the estimate of each.")
+q5 = Question("q5", "expected_gradients", hint="All actions^G groups, their probabilities, and the estimate of each.")
 
 GRADIENT_MISTAKES = {
     "not divided": "You did not divide by the deviation in the second row.",
@@ -241,21 +265,21 @@ def apart(actions: int) -> Tensor:
     return torch.randperm(33)[:actions] / 8
 
 
-q4.case("two actions in groups of 2, 3 and 6")(
+q5.case("two actions in groups of 2, 3 and 6")(
     lambda f: [check_gradients(f, torch.randn(2), torch.tensor([1.0, 0.0]), n) for n in (3, 2, 6)]
 )
 
 
-@q4.case("three and four actions, any rewards")
+@q5.case("three and four actions, any rewards")
 def _(f):
     check_gradients(f, torch.randn(3), apart(3), 4)
     check_gradients(f, torch.randn(4), apart(4) - 0.5, 3)
 
 
-@q4.case("rewards all alike: no gradient at all")
+@q5.case("rewards all alike: no gradient at all")
 def _(f):
     compare(f(torch.randn(3), torch.ones(3), 3), torch.zeros(2, 3), what="the gradient")
     check_gradients(f, torch.randn(3), apart(3), 3)
 
 
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4}
+QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5}

@@ -1,21 +1,15 @@
 """Answers to the exercises of lesson 03."""
 
-import torch
-from answers import given, half_mended, named, ruled
+import functools
 
-from rlcourse.course.checks.nb03 import (
-    EPS,
-    GRADIENT_MISTAKES,
-    LOSS_MISTAKES,
-    PLANTED,
-    TRAINERS,
-    group_gradients,
-    grpo_loss,
-)
+import torch
+from answers import named, ruled
+
+from rlcourse.course.checks.nb03 import EPS, GRADIENT_MISTAKES, GRPO, TRAINERS, group_gradients, grpo_loss
 from rlcourse.losses import aggregate, kl_estimate, token_loss
 
 
-# q1: whose log
+# q2: whose log
 def candidates(rewards, n):
     groups, wrong = rewards.view(-1, n), rewards.view(n, -1)
     centered, mixed = groups - groups.mean(1, keepdim=True), wrong - wrong.mean(0)
@@ -33,7 +27,7 @@ def by_direction(rewards, weights, n, known=range(5)):
     return max(known, key=lambda k: cosines[k].item())
 
 
-# q2: a data set
+# q3: a data set
 def mixture(mean, share, n, least=None, problems=1000):
     least = mean**n + (1 - mean) ** n if least is None else least
     extreme = round(problems * (share - least) / (1 - least))
@@ -41,19 +35,36 @@ def mixture(mean, share, n, least=None, problems=1000):
     return torch.tensor([1.0] * solved + [0.0] * (extreme - solved) + [mean] * (problems - extreme))
 
 
-# q3: a loss
-def loss_by_package(
-    new, old, ref, advantages, mask, clip, beta, ratio="token", how="sequence_mean", estimator="k3", sign=1
-):
-    loss, _ = token_loss(new, old, advantages, mask, surrogate="clip", ratio=ratio, clip_low=clip, clip_high=clip)
-    kl = kl_estimate(new.masked_fill(~mask, 0.0), ref.masked_fill(~mask, 0.0), estimator)
+# q1: GRPO's loss
+def grpo_by_package(new, old, ref, A, mask, how="sequence_mean", estimator="k3"):
+    loss, _ = token_loss(
+        new, old, A.expand(mask.shape), mask, surrogate="clip", ratio="token", clip_low=0.2, clip_high=0.2
+    )
     counts = {"rows": len(mask), "tokens": int(mask.sum()), "max_new_tokens": mask.shape[1]}
-    return aggregate(loss + sign * beta * kl, mask, how, **counts)
+    return aggregate(loss + 0.04 * kl_estimate(new, ref, estimator), mask, how, **counts)
 
 
-RIGHT = {"q1": by_direction, "q2": mixture, "q3": loss_by_package}
+# q4: a penalty
+def k2(new, ref):
+    return (new - ref) ** 2 / 2
+
+
+def k3(new, ref):
+    return (ref - new).exp() - 1 - (ref - new)
+
+
+def value_and_gradient(new, ref, value=k3, gradient=k2):
+    return value(new, ref).detach() + gradient(new, ref) - gradient(new, ref).detach()
+
+
+RIGHT = {"q1": grpo_by_package, "q2": by_direction, "q3": mixture, "q4": value_and_gradient}
 WRONG = {
-    "q1": {
+    "q1": named(grpo_loss, GRPO)
+    | {
+        "the package's k2": lambda *x: grpo_by_package(*x, estimator="k2"),
+        "detached": (lambda new, *rest: grpo_loss(new.detach(), *rest), "no gradient flows"),
+    },
+    "q2": {
         "groups are rows": (lambda r, w, n: by_direction(r, w, n, known=(0, 1, 2, 3)), "a log of trainer 4"),
         "no deviation": (lambda r, w, n: by_direction(r, w, n, known=(0, 1, 2, 4)), "compare the sizes of the groups"),
         "no batch mean": (lambda r, w, n: by_direction(r, w, n, known=(0, 2, 3, 4)), "a log of trainer 1"),
@@ -64,7 +75,7 @@ WRONG = {
         ),
         "the name": (lambda r, w, n: TRAINERS[by_direction(r, w, n)], "return a number"),
     },
-    "q2": {
+    "q3": {
         "all alike": (lambda mean, share, n: torch.full((100,), mean), "as rarely silent as"),
         "the ends alone": (lambda mean, share, n: mixture(mean, 1.0, n), "always silent"),
         "a share of ends": (lambda mean, share, n: mixture(mean, share, n, least=0.0), "silent sometimes, too"),
@@ -73,18 +84,21 @@ WRONG = {
         "too many": (lambda mean, share, n: mixture(mean, share, n, problems=100_000), "return 1 to 1000"),
         "not probabilities": (lambda mean, share, n: torch.tensor([mean - 2.0, mean + 2.0]), "between 0 and 1"),
     },
-    "q3": half_mended(grpo_loss, PLANTED)
-    | named(grpo_loss, LOSS_MISTAKES)
-    | {
-        "the colleague's": (given("nb03", "colleague"), "that is DAPO"),
-        "padding": (
-            lambda new, old, ref, a, mask, *x: loss_by_package(new, old, ref, a, mask, *x) + (0 * new).sum(),
-            "fill the masked places",
+    "q4": {
+        "reversed": (lambda new, ref: k3(ref, new), "the other way round"),
+        "k1": (lambda new, ref: new - ref, "The value is negative, as k1"),
+        "k2": (k2, "That is k2"),
+        "k3": (k3, "gradient of k3"),
+        "sum of two": (lambda new, ref: k3(new, ref) + k2(new, ref) - k2(new, ref).detach(), "added up"),
+        "no half": functools.partial(value_and_gradient, gradient=lambda new, ref: (new - ref) ** 2),
+        "wrong sign": (lambda new, ref: k3(new, ref).detach() - k2(new, ref) + k2(new, ref).detach(), "wrong sign"),
+        "clamped": (lambda new, ref: (new - ref).clamp(min=0), "The value is 0 where"),
+        "mean": (lambda new, ref: value_and_gradient(new, ref).mean(), "one for each token"),
+        "the whole vocabulary": (
+            functools.partial(value_and_gradient, value=lambda new, ref: (new.exp() * (new - ref)).sum()),
+            "the others in the batch",
         ),
-        "the package's k2": lambda *x: loss_by_package(*x, estimator="k2"),
-        "the package's Dr. GRPO": (lambda *x: loss_by_package(*x, how="constant"), "all places of the matrix"),
-        "GSPO": lambda *x: loss_by_package(*x, ratio="sequence"),
     },
-    "q4": ruled(group_gradients, GRADIENT_MISTAKES, "wrong")
+    "q5": ruled(group_gradients, GRADIENT_MISTAKES, "wrong")
     | {"exact": lambda logits, rewards, n: (logits.softmax(0) * (rewards - logits.softmax(0) @ rewards)).expand(2, -1)},
 }
