@@ -7,25 +7,86 @@
 # ---
 
 # %% [markdown]
-# Four puzzles for [lesson 04](../notebooks/04_dr_grpo.ipynb): tell from a gradient what a loss divides by, weigh a
-# prompt, fix a loss from what users say about it, and find out which recipes make answers longer. Write your code where
-# it says `# YOUR CODE HERE`, then run the cell below it. Use `torch` and Python's own modules: the functions must stand
-# by themselves.
-#
-# Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
+# First make the two deletions of [lesson 04](../notebooks/04_dr_grpo.ipynb) in your loop. Then four puzzles, one of
+# them the debugging project of lessons 01 to 04: a colleague's step with six mistakes in it. Write your code where it
+# says `# YOUR CODE HERE`, then run the cell below it. Use `torch` and Python's own modules: the functions must stand by
+# themselves.
 
 # %%
 import matplotlib.pyplot as plt
 import torch
 
+from rlcourse.course import pick
 from rlcourse.course.checks import nb04 as check
+from rlcourse.course.own import load_loop, save_loop
 from rlcourse.measure.plots import BLUE, GREEN, ORANGE, VERMILION
 
+CLIP, LIMIT = 0.2, 80  # PPO's clip range; tokens per answer at most
 torch.manual_seed(0)
 print("ready")
 
 # %% [markdown]
-# ## q1 · What does this loss divide by?
+# ## q1 · Two deletions in your loop
+#
+# ●●○○○ · 10 minutes
+#
+# Here is GRPO, as your loop has it after lesson 03:
+#
+#     ratio, d = (new - old).exp(), new - ref
+#     gain = torch.minimum(ratio * A, ratio.clamp(1 - CLIP, 1 + CLIP) * A)
+#     k3 = (-d).exp() - 1 + d
+#     by_token = (BETA * k3 - gain) * mask
+#     return (by_token.sum(1) / mask.sum(1)).mean()
+#
+# Make it Dr. GRPO: without the KL and without the answers' lengths. The divisor is $N T$ again, with $T$ = `LIMIT`. The
+# other deletion, of the deviation, is in `weigh` and done below.
+#
+# <details><summary>Hint 1: a question</summary>
+# Which lines mention a length, which the reference?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# Without its row means the loss is a sum over all tokens, divided by something that doesn't depend on the answers.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# Three lines. You've written them before, in lesson 02.
+# </details>
+
+
+# %% tags=["exercise"]
+def dr_grpo(
+    new: torch.Tensor, old: torch.Tensor, ref: torch.Tensor, A: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """The loss of Dr. GRPO, a scalar. log-probs and mask: [rows, length]; A: [rows, 1]."""
+    # BEGIN SOLUTION
+    ratio = (new - old).exp()
+    gain = torch.minimum(ratio * A, ratio.clamp(1 - CLIP, 1 + CLIP) * A)
+    return -(gain * mask).sum() / (len(mask) * LIMIT)
+    # END SOLUTION
+
+
+# %%
+check.q1(dr_grpo)
+
+
+# %%
+def centered(rewards: torch.Tensor, group: int) -> torch.Tensor:
+    """Each reward minus the mean of its group: [rows]."""
+    groups = rewards.view(-1, group)
+    return (groups - groups.mean(1, keepdim=True)).flatten()
+
+
+loop = save_loop(weigh=centered, loss=dr_grpo) if check.q1.passed else load_loop()
+_, log = loop.train(pick(1, 15), problems=pick(8, 200))
+print("greedy:", " → ".join(f"{row['accuracy']:.0%}" for row in log if row["accuracy"] is not None))
+
+# %% [markdown] tags=["solution"]
+# Nothing is left of three lessons but a clip that never acts with one update per rollout, and a baseline that's
+# lesson 01's times $1 - 1/G$. That's the point: this loop follows the gradient of the expected reward.
+
+# %% [markdown]
+# ## q2 · What does this loss divide by?
 #
 # ●●●○○ · 15 minutes
 #
@@ -81,10 +142,10 @@ def divisions(gradient: torch.Tensor, rewards: torch.Tensor, mask: torch.Tensor,
 
 
 # %%
-check.q1(divisions)
+check.q2(divisions)
 
 # %%
-if check.q1.passed:
+if check.q2.passed:
     mask = torch.arange(12) < lengths[:, None]
     by_length, by_std = (bool(flag) for flag in divisions(secret[:, None] * mask, rewards, mask, 4))
     print(f"The eight answers above: by length {by_length}, by deviation {by_std}")
@@ -97,7 +158,7 @@ if check.q1.passed:
 # without the deviation. In a library, look for the reduction in its loss, not for its name.
 
 # %% [markdown]
-# ## q2 · The weight of a prompt
+# ## q3 · The weight of a prompt
 #
 # ●●●○○ · 15 minutes
 #
@@ -133,10 +194,10 @@ def group_weights(successes: torch.Tensor, n: int) -> torch.Tensor:
 
 
 # %%
-check.q2(group_weights)
+check.q3(group_weights)
 
 # %%
-if check.q2.passed:
+if check.q3.passed:
     counts = torch.arange(17)
     weights = group_weights(counts, 16)
     shares = 100 * weights / weights.sum(1, keepdim=True)
@@ -153,127 +214,140 @@ if check.q2.passed:
 # lose. It cannot give weight to groups at 0 and 1.
 
 # %% [markdown]
-# ## q3 · Five complaints
+# ## q4 · The project: six mistakes in a step
 #
-# ●●●●○ · 20 minutes
+# ●●●●○ · 40 minutes
 #
-# A colleague has released "Dr. GRPO in four lines". `logprobs` and `old_logprobs` are `[rows, length]`, `rewards`
-# `[rows]`, group after group, `mask` bool `[rows, length]`.
+# A colleague has written the whole step in seven lines. "It's Dr. GRPO with a clip," she says. "It runs, and it hardly
+# learns." Each of the four lessons has something to say about it. `logits` `[rows, width, vocabulary]` belong to `ids`
+# `[rows, width]`; row `i` answers prompt `i // num_generations`. `starts` and `lengths` `[rows]` say where the answer
+# begins and how many tokens it has, its end token included. `old` `[rows, width - 1]` are the log-probs of `ids[:, 1:]`
+# under the policy that sampled, and right.
 
 
 # %%
-def colleague(logprobs, old_logprobs, rewards, mask, num_generations, max_new_tokens, clip=0.2):
-    advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
-    ratio = (logprobs - old_logprobs).exp()
-    gain = ratio.clamp(1 - clip, 1 + clip) * advantages[:, None]
+def colleague(logits, ids, starts, lengths, old, rewards, num_generations, max_new_tokens, clip):
+    position = torch.arange(1, ids.shape[1])
+    mask = (position >= starts[:, None]) & (position < (starts + lengths)[:, None] - 1)
+    new = logits[:, 1:].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    groups = rewards.view(num_generations, -1)
+    advantages = ((groups - groups.mean(0)) / (groups.std(0) + 1e-4)).view(-1, 1)
+    gain = (new - old).exp().clamp(1 - clip, 1 + clip) * advantages
     return -(gain * mask).sum() / mask.sum()
 
 
 # %% [markdown]
-# Five users have written in. Each complaint is a number that you can measure:
+# She has measured six things. **Look for** the first that's off, find its line, and measure again: one mistake can hide
+# another.
 
 # %% tags=["hide-input"]
-# @title Five measurements: `complaints(function)`
+# @title Six measurements: `measure(function)`
 
 
-def gradient(loss, logprobs, old, rewards, mask, n=2):
-    """The gradient by token, [rows, length]."""
-    leaf = logprobs.clone().requires_grad_()
-    return torch.autograd.grad(loss(leaf, old, rewards, mask, n, 8), leaf)[0]
-
-
-def complaints(loss) -> None:
-    """Print what each of the five users measured, and what it should be."""
+def measure(loss) -> None:
+    """Print six numbers of a step, and what each should be."""
     g = torch.Generator().manual_seed(4)
-    old = -2 * torch.rand(4, 8, generator=g)
-    mask = torch.arange(8) < torch.tensor([3, 8, 5, 6])[:, None]
-    rewards = torch.tensor([1.0, 0, 1, 1])
-    same = gradient(loss, old, old, rewards, mask)
-    larger = gradient(loss, old, old, 10 * rewards, mask)
-    halves = [gradient(loss, old[i : i + 2], old[i : i + 2], rewards[i : i + 2], mask[i : i + 2]) for i in (0, 2)]
-    risen = old.clone()
-    risen[1, 0] += 1.1
-    padded = [x.masked_fill(~mask, -torch.inf) for x in (old, old)]
-    clipped, lost = gradient(loss, risen, old, rewards, mask), gradient(loss, *padded, rewards, mask).isnan()
+    ids, logits = torch.randint(0, 5, (4, 8), generator=g), torch.randn(4, 8, 5, generator=g)
+    starts, lengths = torch.tensor([2, 2, 3, 3]), torch.tensor([3, 6, 4, 5])
+    old = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    rewards = torch.tensor([1.0, 0.0, 1.0, 1.0])  # the second prompt's answers are both right
+
+    def slope(rows=slice(None), factor=1.0, logits=logits):
+        """The gradient in the logits, [rows, width, vocabulary]."""
+        leaf = logits[rows].clone().requires_grad_()
+        parts = (x[rows] for x in (ids, starts, lengths, old, factor * rewards))
+        return torch.autograd.grad(loss(leaf, *parts, 2, 8, 0.2), leaf)[0]
+
+    same, risen = slope(), logits.clone()
+    risen[1, 1, ids[1, 2]] += 2.0  # the first token of the wrong answer has become more probable
     rows = (
-        ("1 a prompt whose answers are all right: largest gradient", same[2:].abs().max(), "0"),
-        ("2 rewards ten times as large: gradient times", larger[0, 0] / same[0, 0], "10"),
-        ("3 half of the batch alone: gradient times", halves[0][1, 0] / same[1, 0], "2, it has half the rows"),
-        ("4 a token of a wrong answer, now three times as probable: push down", clipped[1, 0], "above 0"),
-        ("5 padded with minus infinity: nans in the gradient", lost.sum(), "0"),
+        ("1 gradient at the output that predicts an answer's first token", same[0, 1].abs().sum(), "above 0"),
+        ("2 gradient at the output that predicts its end token", same[0, 3].abs().sum(), "above 0"),
+        ("3 a prompt whose answers are all right: largest gradient", same[2:].abs().max(), "0"),
+        ("4 push on a wrong token that has become more probable", slope(logits=risen)[1, 1].abs().sum(), "above 0"),
+        ("5 rewards ten times as large: gradient times", slope(factor=10.0)[1].norm() / same[1].norm(), "10"),
+        (
+            "6 half of the batch alone: gradient times",
+            slope(slice(0, 2))[1].norm() / same[1].norm(),
+            "2, half the rows",
+        ),
     )
     for text, value, should in rows:
-        print(f"{text} {value:.3g} (should be {should})")
+        print(f"{text}: {value:.3g} (should be {should})")
 
 
-complaints(colleague)
+measure(colleague)
 
 # %% [markdown]
-# Write the loss that she meant, which is Dr. GRPO's with the clip of lesson 02:
+# Write the step that she meant:
 #
-# $$\mathcal{L} = -\frac{1}{\text{rows} \cdot \text{max\_new\_tokens}} \sum_i \sum_t
+# $$\mathcal{L} = -\frac{1}{\text{rows} \cdot \text{max\_new\_tokens}} \sum_i \sum_t m_{i,t}
 # \min\big(\rho_{i,t} A_i,\ \mathrm{clip}(\rho_{i,t}, 1 - \varepsilon, 1 + \varepsilon)\, A_i\big),$$
 #
-# with $A_i$ the reward less the mean of its group and $\varepsilon$ = `clip`. Whatever stands at padding, infinity
-# included, must change neither the loss nor its gradient.
+# with $A_i$ the reward minus the mean of its group and $\varepsilon$ = `clip`.
 #
 # <details><summary>Hint 1: a question</summary>
-# Which of the four lines can be to blame for each complaint? There is at least one for each, and one line has two.
+# Which of the seven lines can be to blame for each measurement? Two of them have two mistakes.
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# On the last complaint: minus infinity less minus infinity is nan, and a product with 0 keeps it, in the gradient too.
-# So get rid of what is masked **before** the arithmetic that it spoils, not after.
+# Go through the loop that you built: shift, mask, groups, then lesson 02's minimum and lesson 04's two deletions. Print
+# each tensor for two answers that you make up.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Six lines: fill both log-probs, view the rewards as a matrix of groups and subtract each row's mean, the ratio, the
-# smaller of two products, and a sum over something that is known before anything is sampled.
+# Her seven lines and one more. The number of changed characters is small: an end, a slice, a view with its two means, a
+# division less, a minimum, a divisor.
 # </details>
 
 
 # %% tags=["exercise"]
-def mended_loss(
-    logprobs: torch.Tensor,
-    old_logprobs: torch.Tensor,
+def mended_step(
+    logits: torch.Tensor,
+    ids: torch.Tensor,
+    starts: torch.Tensor,
+    lengths: torch.Tensor,
+    old: torch.Tensor,
     rewards: torch.Tensor,
-    mask: torch.Tensor,
     num_generations: int,
     max_new_tokens: int,
-    clip: float = 0.2,
+    clip: float,
 ) -> torch.Tensor:
-    """The loss to be minimised, a scalar with a gradient to `logprobs`."""
+    """The loss of a step, a scalar with a gradient to `logits`."""
     # BEGIN SOLUTION
-    logprobs, old_logprobs = logprobs.masked_fill(~mask, 0.0), old_logprobs.masked_fill(~mask, 0.0)
+    position = torch.arange(1, ids.shape[1])
+    mask = (position >= starts[:, None]) & (position < (starts + lengths)[:, None])
+    new = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
     groups = rewards.view(-1, num_generations)
     advantages = (groups - groups.mean(1, keepdim=True)).view(-1, 1)
-    ratio = (logprobs - old_logprobs).exp()
+    ratio = (new - old).exp()
     gain = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
     return -(gain * mask).sum() / (len(mask) * max_new_tokens)
     # END SOLUTION
 
 
 # %%
-check.q3(mended_loss)
+check.q4(mended_step)
 
 # %% [markdown]
-# The five measurements with your version, finished or not:
+# The six measurements with your version, finished or not:
 
 # %%
 try:
-    complaints(mended_loss)
+    measure(mended_step)
 except NotImplementedError:
     print("nothing to measure yet")
 
 # %% [markdown] tags=["solution"]
-# **1** is the baseline of the batch: a group without signal got one. **2** is the deviation; a trainer that divides by
-# it cannot tell rewards of 10 from rewards of 1. **3** is the divisor, drawn with the answers, so that no micro-batch
-# knows what the others will be; a library that accumulates gradients this way trains another loss with every
-# micro-batch size. **4** is the missing minimum: a wrong token whose probability has already risen is the one that most
-# needs to be pushed down. **5** is the order of mask and arithmetic.
+# **1** is the shift: her output at position $t$ is scored by the token at $t$. **2** is the mask that ends one token
+# early, so that nobody is ever paid for stopping, and answers run on. **3** is the groups: a prompt without signal got
+# one from the other. **4** is the missing minimum: a wrong token that's already more probable is the one that most
+# needs to be pushed down. **5** is the deviation: a trainer that divides by it can't tell rewards of 10 from rewards of
+# 1. **6** is the divisor, drawn with the answers: a library that accumulates gradients this way trains another loss
+# with every micro-batch size. None of them crashes, and several can't be seen in a curve. Measure.
 
 # %% [markdown]
-# ## q4 · Which recipes make answers longer?
+# ## q5 · Which recipes make answers longer?
 #
 # ●●●●○ · 20 minutes
 #
@@ -314,14 +388,14 @@ def drift(weights: torch.Tensor, cut: float, q: float) -> float:
 
 
 # %%
-check.q4(drift)
+check.q5(drift)
 
 # %% [markdown]
 # Four recipes through your function, by the mean length that the policy would have without a limit. Zero is fair; above
 # it, wrong answers grow. Each recipe is scaled so that its mean weight is 1.
 
 # %%
-if check.q4.passed:
+if check.q5.passed:
     limit = 40
     L = torch.arange(1, limit + 1, dtype=torch.float64)
     recipes = {

@@ -1,15 +1,19 @@
-"""Checks of the exercises of lesson 04: gradients to identify, groups to weigh, a loss to mend, a drift to compute."""
+"""Checks of the exercises of lesson 04: Dr. GRPO in the loop, gradients to identify, groups to weigh, a step to mend, a
+drift to compute."""
 
 import itertools
-import math
 
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, as_tensor, between, compare, draw
+from rlcourse.course.checks import Question, as_tensor, between, compare, draw, nb02
 from rlcourse.course.checks.builders import Names, compare_loss, compare_named, lengths_mask, pick, sentences
 
-q1 = Question("q1", "divisions", hint="Take an unknown factor out first. Which two tokens would you compare?")
+q1 = Question("q1", "dr_grpo", hint="Delete the row means and divide by a constant; the KL goes, too.")
+q1.case("a policy that has moved, some tokens clipped")(lambda f: nb02.check_update(f, *nb02.sample_update(0.5, False)))
+q1.case("a policy that has hardly moved")(lambda f: nb02.check_update(f, *nb02.sample_update(0.1, False)))
+
+q2 = Question("q2", "divisions", hint="Take an unknown factor out first. Which two tokens would you compare?")
 
 
 def gradient_of(by_length: int, by_std: int, rewards: Tensor, lengths: list[int], n: int) -> Tensor:
@@ -49,29 +53,29 @@ def unlike_lengths(rows: int, high: int = 30) -> list[int]:
     return (2 + torch.randperm(high - 2)[:rows]).tolist()
 
 
-q1.case("rewards 0 and 1, three groups of eight")(lambda f: check_kinds(f, unlike(8, 3), unlike_lengths(24), 8))
+q2.case("rewards 0 and 1, three groups of eight")(lambda f: check_kinds(f, unlike(8, 3), unlike_lengths(24), 8))
 
 
-@q1.case("groups without signal among them, the first too")
+@q2.case("groups without signal among them, the first too")
 def _(f):
     signal = unlike(6, 2)
     rewards = torch.cat([torch.ones(6), signal[:6], torch.zeros(6), signal[6:]])
     check_kinds(f, rewards, unlike_lengths(24), 6)
 
 
-@q1.case("rewards of any size, and an answer without a token")
+@q2.case("rewards of any size, and an answer without a token")
 def _(f):
     lengths = unlike_lengths(12)
     lengths[draw(0, 11)] = 0
     check_kinds(f, torch.cat([0.1 * torch.rand(4), torch.rand(4), 5 * torch.rand(4) - 2]), lengths, 4)
 
 
-q1.case("answers to one prompt that are all of one length")(
+q2.case("answers to one prompt that are all of one length")(
     lambda f: check_kinds(f, unlike(8, 3), [length for length in unlike_lengths(3, 60) for _ in range(8)], 8)
 )
 
 
-q2 = Question("q2", "group_weights", hint="With p = k / n: k answers have |A| = 1 - p, the other n - k have |A| = p.")
+q3 = Question("q3", "group_weights", hint="With p = k / n: k answers have |A| = 1 - p, the other n - k have |A| = p.")
 
 
 def weights_by_group(successes: list[int], n: int, ddof: int = 1) -> Tensor:
@@ -94,91 +98,78 @@ def check_weights(f, successes: list[int], n: int) -> None:
     compare(f(torch.tensor(successes), n), expected, mistakes, what=f"the weights for n = {n}", atol=1e-4)
 
 
-q2.case("a group of eight: every number of right answers from 1 to 7")(
+q3.case("a group of eight: every number of right answers from 1 to 7")(
     lambda f: check_weights(f, (1 + torch.randperm(7)).tolist(), 8)
 )
-q2.case("groups that are all wrong or all right weigh 0 in both")(
+q3.case("groups that are all wrong or all right weigh 0 in both")(
     lambda f: [check_weights(f, [0, n, draw(1, n - 1)], n) for n in (draw(4, 400),)]
 )
-q2.case("other sizes of group")(
+q3.case("other sizes of group")(
     lambda f: [check_weights(f, [1, draw(1, n - 1), n - 1], n) for n in (2, 5, draw(64, 400))]
 )
 
-q3 = Question("q3", "mended_loss", hint="Take the complaints one by one: each points at one line.")
+q4 = Question("q4", "mended_step", hint="Take the measurements one by one: each points at one line.")
 
-# The planted mistakes, in the order in which a card names those that are left.
+# The planted mistakes, in the order in which a card names those that are left, with the lesson that explains each.
 PLANTED = {
-    "baseline": "its baseline: the mean reward is that of the batch and not of the prompt's group",
-    "std": "its advantages: they are still divided by a deviation, so the size of the rewards is lost",
-    "clip": "its clip: it takes the clipped product even where the other is smaller, and wrong tokens get away",
-    "divisor": "its divisor: the number of tokens of this batch is drawn with the answers and is no constant",
+    "shift": "the output at a position is compared with the token at the same position; it predicts the next (01)",
+    "end": "the mask drops the end token, so nobody is ever paid for stopping (01)",
+    "groups": "the groups are mixed: row i answers prompt i // num_generations (01)",
+    "minimum": "the clipped product is taken even where the other is smaller, and wrong tokens get away (02)",
+    "std": "the advantages are divided by the deviation of the group, which Dr. GRPO deletes (03, 04)",
+    "divisor": "the number of tokens of this batch is drawn with the answers and is no constant (04)",
 }
-PADDING = "its padding: what stands there is set to 0 only after the exponential, and 0 times infinity is nan"
-LOSS_MISTAKES = {
+STEP_MISTAKES = {
     "length": "You divided each answer by its own length: that is GRPO's, and the other deletion.",
-    "group std": "You divide by the deviation of the group: that is GRPO's, and to be deleted too.",
     "width": "You divided by the width of the batch: the constant is max_new_tokens.",
     "no rows": "You forgot to divide by the number of rows.",
     "no limit": "You forgot to divide by max_new_tokens.",
     "sign": "The sign is wrong: the loss is minus what should grow.",
-    "upside down": "The ratio is upside down: it is new over old.",
+    "upside down": "The ratio is upside down: it's new over old.",
     "no clip": "No token is clipped: is the minimum taken with the clipped product?",
+    "no baseline": "There is no baseline left: subtract the group's mean reward.",
 }
-BOTH = {("group std", "length"): "Both of GRPO's divisions are back: the group's deviation and the answer's length."}
 
 
-def dr_grpo_loss(logprobs, old, rewards, mask, n: int, limit: int, clip: float = 0.2, wrong: Names = ()) -> Tensor:
-    """The loss over the real tokens in float64, its clip by the sign of the advantage, with mistakes: a scalar."""
-    row, r = mask.nonzero()[:, 0], rewards.double()
-    peers = r.expand(len(r), -1) if "baseline" in wrong else r.view(-1, n).repeat_interleave(n, 0)
-    a = (r - peers.mean(1)) / pick(wrong, {"std": r.std() + 1e-4, "group std": peers.std(1) + 1e-4}, 1)
-    a, new, old = a[row], logprobs[mask].double(), old[mask].double()
-    ratio = (old - new if "upside down" in wrong else new - old).exp()
-    gain = torch.where(a > 0, ratio.clamp(max=1 + clip), ratio.clamp(min=1 - clip)) * a
-    gain = pick(wrong, {"clip": ratio.clamp(1 - clip, 1 + clip) * a, "no clip": ratio * a}, gain)
-    rows, lengths = len(mask), mask.sum(1)[row]
-    counts = {"divisor": mask.sum(), "length": rows * lengths, "width": mask.numel()}
-    count = pick(wrong, counts | {"no rows": limit, "no limit": rows}, rows * limit)
-    return ((gain if "sign" in wrong else -gain) / count).sum()
+def step_loss(logits, ids, starts, lengths, old, rewards, n: int, limit: int, clip: float, wrong: Names = ()) -> Tensor:
+    """The loss row by row in float64, its clip by the sign of the advantage, with mistakes: a scalar."""
+    total, rows, prompts = torch.zeros((), dtype=torch.float64), len(ids), len(ids) // n
+    ends = (starts + lengths - int("end" in wrong)).tolist()
+    kept = [list(range(start, end)) for start, end in zip(starts.tolist(), ends, strict=True)]
+    tokens = sum(map(len, kept))
+    for i, places in enumerate(kept):
+        group = (rewards[i % prompts :: prompts] if "groups" in wrong else rewards[i // n * n :][:n]).double()
+        a = rewards[i].double() - (0 if "no baseline" in wrong else group.mean())
+        a = a / (group.std() + 1e-4) if "std" in wrong else a
+        at = logits[i].double().log_softmax(-1)
+        new = torch.stack([at[t if "shift" in wrong else t - 1, ids[i, t]] for t in places])
+        was = old[i, [t - 1 for t in places]].double()
+        ratio = (was - new if "upside down" in wrong else new - was).exp()
+        gain = a * (ratio.clamp(max=1 + clip) if a > 0 else ratio.clamp(min=1 - clip))
+        gain = pick(wrong, {"minimum": ratio.clamp(1 - clip, 1 + clip) * a, "no clip": ratio * a}, gain).sum()
+        counts = {"divisor": tokens, "length": rows * len(places), "width": rows * (ids.shape[1] - 1)}
+        total = total + gain / pick(wrong, counts | {"no rows": limit, "no limit": rows}, rows * limit)
+    return total if "sign" in wrong else -total
 
 
-def check_loss(f, *arguments) -> None:
-    said, parts = BOTH | sentences(PLANTED, LOSS_MISTAKES), {"the loss": None, "the gradient": 0}
-    compare_loss(f, arguments, dr_grpo_loss, said, parts, not_finite=f"One mistake is left: {PADDING} (padding).")
+def check_step(f, moved: float, n: int = 3, clip: float = 0.2) -> None:
+    """Two prompts, answers of at least two tokens, a policy that has moved by about `moved` since it sampled."""
+    rows, width = 2 * n, 9
+    starts = torch.tensor([draw(1, 3), draw(1, 3)]).repeat_interleave(n)
+    lengths, ids = torch.randint(2, 6, (rows,)), torch.randint(0, 5, (rows, width))
+    logits = torch.randn(rows, width, 5)
+    old = (logits[:, :-1] + moved * torch.randn(rows, width - 1, 5)).log_softmax(-1)
+    old = old.gather(-1, ids[:, 1:, None])[..., 0]
+    rewards = torch.rand(rows) * 2 + torch.tensor([0.0, 3.0]).repeat_interleave(n)
+    given = (logits, ids, starts, lengths, old, rewards, n, draw(10, 90), clip)
+    compare_loss(f, given, step_loss, sentences(PLANTED, STEP_MISTAKES), {"the gradient": 0, "the loss": None})
 
 
-def drawn(moved: float):
-    """Six answers in two groups of three; the policy has moved by about `moved` since it sampled."""
-    mask = lengths_mask([3, 7, 1, 5, 2, 7], 7)
-    old = -torch.rand(6, 7) * 3
-    rewards = torch.tensor([1.0, 1, 0, 0, 1, 0]) + 0.3 * torch.rand(6)
-    return (old + moved * torch.randn(6, 7)) * mask, old * mask, rewards, mask, 3, 10
+q4.case("the first update: new and old are one policy")(lambda f: check_step(f, 0.0))
+q4.case("a policy that has moved, some tokens clipped")(lambda f: [check_step(f, 0.6), check_step(f, 0.3, 4, 0.1)])
 
 
-q3.case("a policy that has moved, some tokens clipped")(lambda f: check_loss(f, *drawn(0.5)))
-
-
-@q3.case("an easy prompt and a hard one, rewards of any size")
-def _(f):
-    logprobs, old, rewards, mask, n, limit = drawn(0.3)
-    check_loss(f, logprobs, old, 4 * rewards + torch.tensor([5.0, 5, 5, 0, 0, 0]), mask, n, limit + draw(1, 80))
-
-
-@q3.case("a token of a wrong answer that has become three times as probable is still pushed down")
-def _(f):
-    old = -1.5 - torch.rand(2, 4)
-    new = old + torch.tensor([1.1, 0.16, -0.6, -0.16]) * (1 + 0.1 * torch.rand(2, 4))
-    check_loss(f, new, old, torch.tensor([1.0, 0.0]), torch.ones(2, 4, dtype=torch.bool), 2, 4, between(0.1, 0.14))
-
-
-@q3.case("padding of minus infinity: the loss and its gradient are finite, and 0 there")
-def _(f):
-    new, old, rewards, mask, *sizes = drawn(0.5)
-    for junk in ((-math.inf, -math.inf), (200.0, 0.0), (0.0, -math.inf)):
-        check_loss(f, *(x.masked_fill(~mask, j) for x, j in zip((new, old), junk, strict=True)), rewards, mask, *sizes)
-
-
-q4 = Question("q4", "drift", hint="How probable is an answer of L tokens, and what is the derivative of its log-prob?")
+q5 = Question("q5", "drift", hint="How probable is an answer of L tokens, and what is the derivative of its log-prob?")
 
 DRIFTS = {
     "no cut": "You left out the answers that are cut off: they have no end token, but they have a score.",
@@ -208,25 +199,25 @@ def check_drift(f, *given) -> None:
     compare_named(f, drift_by_loop, given, DRIFTS, what=f"the drift at q = {given[-1]:.3f}", atol=1e-6)
 
 
-q4.case("any weights, a short limit")(
+q5.case("any weights, a short limit")(
     lambda f: [check_drift(f, torch.rand(n) + 0.1, between(0, 1), between(0.1, 0.6)) for n in (2, 5)]
 )
-q4.case("GRPO's weights, 1 / length, and a longer limit")(
+q5.case("GRPO's weights, 1 / length, and a longer limit")(
     lambda f: [check_drift(f, 1 / torch.arange(1, n + 1), 1 / n, between(0.03, 0.23)) for n in (draw(20, 60),)]
 )
 
 
-@q4.case("answers that are cut off are left out, and an answer of one token at most")
+@q5.case("answers that are cut off are left out, and an answer of one token at most")
 def _(f):
     check_drift(f, torch.full((draw(4, 30),), between(0, 1)), 0.0, between(0.05, 0.15))
     check_drift(f, torch.rand(1), between(0, 1), between(0.2, 0.8))
 
 
-@q4.case("a constant, whatever it is: no drift")
+@q5.case("a constant, whatever it is: no drift")
 def _(f):
     constant, q, limit = between(0.1, 1.1), between(0.05, 0.55), draw(3, 40)
     for cut in (constant, constant / 2):
         check_drift(f, torch.full((limit,), constant), cut, q)
 
 
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4}
+QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5}

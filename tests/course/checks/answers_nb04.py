@@ -7,10 +7,11 @@ import torch
 from answers import half_mended, named, ruled
 
 from rlcourse.advantages import group_centered, group_normalized
-from rlcourse.course.checks.nb04 import DRIFTS, LOSS_MISTAKES, PADDING, PLANTED, dr_grpo_loss, drift_by_loop
+from rlcourse.course.checks import nb02
+from rlcourse.course.checks.nb04 import DRIFTS, PLANTED, STEP_MISTAKES, drift_by_loop, step_loss
 
 
-# q1: which divisions a gradient shows
+# q2: which divisions a gradient shows
 def by_cosine(gradient, rewards, mask, n, lengths=True, stds=True):
     """The kind that the gradient points along most; with `lengths` or `stds` off that division is not considered."""
     found = {}
@@ -21,7 +22,7 @@ def by_cosine(gradient, rewards, mask, n, lengths=True, stds=True):
     return torch.tensor(max(found, key=found.get))
 
 
-# q2: the weight of a prompt
+# q3: the weight of a prompt
 def group_weights(k, n):
     p = k / n
     return torch.stack([2 * n * p * (1 - p), 2 * (n * (n - 1) * p * (1 - p)).sqrt()])
@@ -32,30 +33,32 @@ def divided_by_std(k, n, ddof):
     return torch.stack([centered, centered / (p * (1 - p) * n / (n - ddof)).sqrt()])
 
 
-# q3: a loss with five mistakes
-def loss_with(logprobs, old, rewards, mask, n, limit, clip=0.2, wrong=()):
-    """The loss of the exercise with some of its mistakes left in."""
-    if "padding" not in wrong:
-        logprobs, old = logprobs.masked_fill(~mask, 0.0), old.masked_fill(~mask, 0.0)
-    advantages = rewards - (rewards.mean() if "baseline" in wrong else rewards.view(-1, n).mean(1).repeat_interleave(n))
-    if "std" in wrong:
-        advantages = advantages / (rewards.std() + 1e-4)
-    a, ratio = advantages[:, None], (logprobs - old).exp()
-    gain = ratio.clamp(1 - clip, 1 + clip) * a
-    if "clip" not in wrong:
-        gain = torch.minimum(gain, ratio * a)
+# q4: a step with six mistakes
+def step_with(logits, ids, starts, lengths, old, rewards, n, limit, clip, wrong=()):
+    """The step of the exercise with some of its mistakes left in."""
+    position = torch.arange(1, ids.shape[1])
+    mask = (position >= starts[:, None]) & (position < (starts + lengths)[:, None] - int("end" in wrong))
+    new = (logits[:, 1:] if "shift" in wrong else logits[:, :-1]).log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    groups = rewards.view(n, -1).T if "groups" in wrong else rewards.view(-1, n)
+    A = groups - groups.mean(1, keepdim=True)
+    A = A / (groups.std(1, keepdim=True) + 1e-4) if "std" in wrong else A
+    A = (A.T if "groups" in wrong else A).flatten()[:, None]
+    ratio = (new - old).exp()
+    gain = ratio.clamp(1 - clip, 1 + clip) * A
+    gain = gain if "minimum" in wrong else torch.minimum(gain, ratio * A)
     return -(gain * mask).sum() / (mask.sum() if "divisor" in wrong else len(mask) * limit)
 
 
-RIGHT = {"q1": by_cosine, "q2": group_weights, "q3": loss_with}
+RIGHT = {"q1": nb02.clipped_loss, "q2": by_cosine, "q3": group_weights, "q4": step_with}
 WRONG = {
-    "q1": {
+    "q1": {name: entry for name, entry in named(nb02.clipped_loss, nb02.CLIPPED).items() if name != "log-prob"},
+    "q2": {
         "swapped": (lambda *a: by_cosine(*a).flip(0), "wrong order"),
         "lengths alone": (lambda *a: by_cosine(*a, stds=False), "by the deviation"),
         "deviations alone": (lambda *a: by_cosine(*a, lengths=False), "by the length"),
         "None": (lambda *a: None, "is None"),
     },
-    "q2": {
+    "q3": {
         "order": (lambda k, n: group_weights(k, n).flip(0), "in the wrong order"),
         "one answer": (lambda k, n: group_weights(k, n) / n, "the weight of one answer"),
         "right ones": (lambda k, n: group_weights(k, n) / 2, "the right answers alone"),
@@ -63,11 +66,8 @@ WRONG = {
         "0 / 0": (functools.partial(divided_by_std, ddof=1), "not finite"),
         "n": (functools.partial(divided_by_std, ddof=0), "n - 1 in its denominator"),
     },
-    "q3": half_mended(loss_with, PLANTED | {"padding": PADDING})
-    | named(dr_grpo_loss, LOSS_MISTAKES)
-    | {
-        "GRPO": (functools.partial(dr_grpo_loss, wrong=("group std", "length")), "Both of GRPO's divisions"),
-        "detached": (lambda lp, *a: loss_with(lp.detach(), *a), "no gradient flows"),
-    },
-    "q4": ruled(drift_by_loop, DRIFTS, "wrong"),
+    "q4": half_mended(step_with, PLANTED)
+    | named(step_loss, STEP_MISTAKES)
+    | {"detached": (lambda logits, *rest: step_with(logits.detach(), *rest), "no gradient flows")},
+    "q5": ruled(drift_by_loop, DRIFTS, "wrong"),
 }
