@@ -7,27 +7,78 @@
 # ---
 
 # %% [markdown]
-# Four puzzles for [lesson 05](../notebooks/05_full_loop.ipynb): how kind a verifier may be before it is farmed, how far
-# the best of ten checkpoints flatters itself, which of five engines lied about its log-probs, and a program that reads
-# the curves of a run and names what went wrong. Write your code where it says `# YOUR CODE HERE`, then run the cell
-# below it. Use `torch` and Python's own modules: the functions must stand by themselves.
-#
-# Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
+# First give your loop the reward that a real model needs, after [lesson 05](../notebooks/05_full_loop.ipynb). Then four
+# puzzles: how kind a verifier may be before it's farmed, how far the best of ten checkpoints flatters itself, which of
+# five engines lied about its log-probs, and a program that reads the curves of a run and names what went wrong. Write
+# your code where it says `# YOUR CODE HERE`, then run the cell below it. Use `torch` and Python's own modules: the
+# functions must stand by themselves.
 
 # %%
 import math
+import re
 
 import matplotlib.pyplot as plt
 import torch
 
+from rlcourse.course import pick
 from rlcourse.course.checks import nb05 as check
 from rlcourse.course.lessons.curve_records import load_curve
+from rlcourse.course.own import load_loop, save_loop
 from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, VERMILION
 
 print("ready")
 
 # %% [markdown]
-# ## q1 · How kind may a verifier be?
+# ## q1 · A real model's reward
+#
+# ●●○○○ · 15 minutes
+#
+# A real model has its own ways to end an answer. If you only pay for `#### 18`, you pay nothing at all, as in the first
+# ending of lesson 05. So read leniently. The answer is the last number announced by `####` and a space; if there's
+# none, the last one in a `\boxed{}`; if there's none, the last number of the text. A dollar sign may stand before it,
+# in a box also as `\$`; there may be commas and decimals. Pay 1.0 if it equals `gold`, else 0.0.
+#
+# <details><summary>Hint 1: a question</summary>
+# What do the three places have in common, and what differs?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# One pattern for a number, used in three longer patterns. The first of them that finds something decides.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# A loop over three patterns with `re.findall`, which returns at the first that isn't empty; 0.0 behind it.
+# </details>
+
+
+# %% tags=["exercise"]
+def verify_real(text: str, gold: str) -> float:
+    """1.0 if the number that the answer ends with, however it's written, is `gold`, else 0.0."""
+    # BEGIN SOLUTION
+    number = r"(-?[0-9][0-9,]*(?:\.[0-9]+)?)"
+    for pattern in (r"#### \$?" + number, r"\\boxed\{\\?\$?" + number, number):
+        found = re.findall(pattern, text)
+        if found:
+            return float(float(found[-1].replace(",", "")) == float(gold))
+    return 0.0
+    # END SOLUTION
+
+
+# %%
+check.q1(verify_real)
+
+# %% [markdown]
+# Your loop with this reward, on the embedded model. The greedy accuracy is still read strictly: **look for** what
+# happens to it now that nobody pays for the form.
+
+# %%
+loop = save_loop(verify=verify_real) if check.q1.passed else load_loop()
+_, log = loop.train(pick(1, 15), problems=pick(8, 200))
+print("greedy, strict:", " → ".join(f"{row['accuracy']:.0%}" for row in log if row["accuracy"] is not None))
+print("reward:", " → ".join(f"{row['reward']:.0%}" for row in log[::5]))
+
+# %% [markdown]
+# ## q2 · How kind may a verifier be?
 #
 # ●●○○○ · 15 minutes
 #
@@ -66,10 +117,10 @@ def largest_credit(right_worked: float, readable_worked: float, right_guessed: f
 
 
 # %%
-check.q1(largest_credit)
+check.q2(largest_credit)
 
 # %%
-if check.q1.passed:
+if check.q2.passed:
     credit = largest_credit(0.38, 0.55, 0.05, 0.98)
     fig, ax = plt.subplots()
     for name, color, worth in (("healthy", BLUE, 0), ("half_format", GREEN, 0.5), ("format", VERMILION, 1)):
@@ -79,7 +130,7 @@ if check.q1.passed:
     ax.set(xlabel="training step", ylabel="greedy, % right", ylim=(0, 100), title="Three credits, three seeds each")
     ax.legend()
     plt.show()
-    print(f"an example: 38 % right and 55 % readable against 5 % and 98 %: credit up to {credit:.2f}")
+    print(f"an example: 38% right and 55% readable against 5% and 98%: credit up to {credit:.2f}")
 
 # %% [markdown] tags=["solution"]
 # With $p$ for the share that is right and $f$ for the share that can be read, working earns $p_w + \text{credit} \cdot
@@ -89,7 +140,7 @@ if check.q1.passed:
 # meantime, which would lift the threshold over 0.5. A shaped reward is a race, and you choose who has the head start.
 
 # %% [markdown]
-# ## q2 · The best of ten
+# ## q3 · The best of ten
 #
 # ●●●○○ · 20 minutes
 #
@@ -126,10 +177,10 @@ def overstated(p: float, problems: int, checkpoints: int) -> float:
 
 
 # %%
-check.q2(overstated)
+check.q3(overstated)
 
 # %%
-if check.q2.passed:
+if check.q3.passed:
     fig, ax = plt.subplots()
     for n, color in ((100, VERMILION), (200, ORANGE), (1000, BLUE)):
         ax.plot(range(1, 21), [100 * overstated(0.6, n, k) for k in range(1, 21)], color=color, label=f"{n:,} problems")
@@ -146,7 +197,7 @@ if check.q2.passed:
 # less; the direction is the same.
 
 # %% [markdown]
-# ## q3 · Which engine lied?
+# ## q4 · Which engine lied?
 #
 # ●●●●○ · 25 minutes
 #
@@ -233,7 +284,7 @@ def which_engine(sampled: torch.Tensor, recomputed: torch.Tensor, mask: torch.Te
 
 
 # %%
-check.q3(which_engine)
+check.q4(which_engine)
 
 # %% [markdown] tags=["solution"]
 # **Truncated**: the engine shares the mass of the tail among the tokens that it keeps, so its log-probs are too high by
@@ -243,7 +294,7 @@ check.q3(which_engine)
 # gap does not tell the first three apart: it is below zero for each of them, being minus a KL divergence.
 
 # %% [markdown]
-# ## q4 · Name the failure
+# ## q5 · Name the failure
 #
 # ●●●●○ · 25 minutes
 #
@@ -314,10 +365,10 @@ def diagnose(reward: torch.Tensor, accuracy: torch.Tensor, truncated: torch.Tens
 
 
 # %%
-check.q4(diagnose)
+check.q5(diagnose)
 
 # %%
-if check.q4.passed:
+if check.q5.passed:
     verdicts = ["HEALTHY", "STILL", "COLLAPSED", "CUT_OFF", "HACKED"]
     for name in (*names, "half_format", "words_strict", "words_lenient"):
         found = []

@@ -15,6 +15,10 @@ from rlcourse.sampling import Sampling
 # By lesson, what its exercises save: {function of the loop: what it is called in the exercises}.
 SAVED = {
     "nb01": {name: name for name in ("sample", "log_probs", "verify", "weigh", "loss")},
+    "nb02": {"loss": "clipped"},
+    "nb03": {"weigh": "normalized", "loss": "grpo"},
+    "nb04": {"weigh": "centered", "loss": "dr_grpo"},
+    "nb05": {"verify": "verify_real"},
 }
 
 

@@ -1,5 +1,5 @@
-"""Checks of the exercises of lesson 05: how kind a verifier may be, the best of several checkpoints, which engine lied,
-and naming a failure from its curves."""
+"""Checks of the exercises of lesson 05: the reward of a real model, how kind a verifier may be, the best of several
+checkpoints, which engine lied, and naming a failure from its curves."""
 
 import itertools
 import math
@@ -9,9 +9,39 @@ from torch import Tensor
 
 from rlcourse.course.checks import Question, between, compare, draw
 from rlcourse.course.checks.builders import whole_number
+from rlcourse.course.checks.nb01 import text_case
 from rlcourse.course.lessons.curve_records import load_curve
 
-q1 = Question("q1", "largest_credit", hint="What does an answer that works earn on average, and one that guesses?")
+q1 = Question("q1", "verify_real", hint="Four places to look, in an order. Look for the first that's there.")
+
+BOX, LAST = "You don't read the last `\\boxed{}`.", "You don't fall back to the last number."
+ORDER = "The order is: `#### `, then `\\boxed{}`, then the last number."
+REAL = {  # as TEXTS of lesson 01: from the gold answer g and a wrong one w
+    "the ways in which a real model ends": lambda g, w: [
+        (f"{g - 3}+3={g}\n#### {g}", True, "You refuse `#### `."),
+        (f"So it is \\boxed{{{w}}}, no, \\boxed{{{g}}} of {w}.", True, BOX),
+        (f"He had {w}, so the answer is {g}.", True, LAST),
+        (f"The answer is {g}, not {w}.", False, "You pay for a number that isn't the last."),
+        ("I don't know.", False, "You pay an answer without a number."),
+    ],
+    "several of them": lambda g, w: [
+        (f"#### {g}\nThat is \\boxed{{{w}}}, or {w}.", True, ORDER),
+        (f"#### {w}\nThat is \\boxed{{{g}}}, or {g}.", False, ORDER),
+        (f"\\boxed{{{g}}} is more than {w}.", True, ORDER),
+        (f"\\boxed{{{w}}} is more than {g}.", False, ORDER),
+    ],
+    "dollars, commas and decimals": lambda g, w: [
+        (f"#### ${g}.00", True, "You refuse a price: there may be a dollar sign, and decimals."),
+        (f"She pays ${g}.", True, "You stumble over a dollar sign or a full stop."),
+        (f"\\boxed{{\\${g}}}", True, "You stumble over `\\$` in a box."),
+        (f"#### -{g}", False, "You drop the sign."),
+        (f"#### {g}.5", False, "You pay for digits inside another number."),
+    ],
+}
+for case, texts in REAL.items():
+    text_case(q1, case, texts)
+
+q2 = Question("q2", "largest_credit", hint="What does an answer that works earn on average, and one that guesses?")
 
 
 def by_trying(right_worked: float, readable_worked: float, right_guessed: float, readable_guessed: float) -> float:
@@ -51,24 +81,24 @@ def check_usual_credit(f, ahead: float) -> None:
     check_credit(f, right, right + ahead, between(0.01, 0.1), between(0.9, 1.0))
 
 
-q1.case("working is right more often, guessing is read more often")(
+q2.case("working is right more often, guessing is read more often")(
     lambda f: [check_usual_credit(f, between(0.02, 0.2)) for _ in range(3)]
 )
 
 
-@q1.case("working is read as often: no credit is too much")
+@q2.case("working is read as often: no credit is too much")
 def _(f):
     check_credit(f, between(0.5, 0.8), between(0.9, 1.0), between(0.01, 0.1), between(0.5, 0.8))
     check_usual_credit(f, 0.05)
 
 
-@q1.case("most of the worked answers are read and wrong: working gains faster, and the lines never cross")
+@q2.case("most of the worked answers are read and wrong: working gains faster, and the lines never cross")
 def _(f):
     check_credit(f, between(0.3, 0.4), between(0.95, 1.0), between(0.01, 0.1), between(0.4, 0.5))
     check_usual_credit(f, 0.05)
 
 
-q2 = Question("q2", "overstated", hint="When is the best of k scores at most c? When all of them are.")
+q3 = Question("q3", "overstated", hint="When is the best of k scores at most c? When all of them are.")
 
 
 def best_by_pairs(p: float, n: int, k: int) -> float:
@@ -94,15 +124,15 @@ def check_best(f, p: float, n: int, k: int) -> None:
     compare(f(p, n, k), mean / n - p, mistakes, "the overstatement", atol=2e-5)
 
 
-q2.case("two and three checkpoints, few problems, or a single one")(
+q3.case("two and three checkpoints, few problems, or a single one")(
     lambda f: [check_best(f, between(0.2, 0.8), n, k) for n, k in ((draw(4, 9), 2), (draw(4, 9), 3), (1, draw(2, 9)))]
 )
-q2.case("one checkpoint is not overstated")(
+q3.case("one checkpoint is not overstated")(
     lambda f: [check_best(f, between(0.2, 0.8), draw(5, 20), k) for k in (1, draw(4, 6))]
 )
-q2.case("ten checkpoints, a hundred problems")(lambda f: check_best(f, between(0.3, 0.9), draw(90, 110), 10))
+q3.case("ten checkpoints, a hundred problems")(lambda f: check_best(f, between(0.3, 0.9), draw(90, 110), 10))
 
-q3 = Question("q3", "which_engine", hint="Print the gaps of each engine: their sign, their size, what they go with.")
+q4 = Question("q4", "which_engine", hint="Print the gaps of each engine: their sign, their size, what they go with.")
 
 ENGINES = ("ROUNDED", "TRUNCATED", "TEMPERATURE", "STALE", "SHIFTED")
 ROUNDED, TRUNCATED, TEMPERATURE, STALE, SHIFTED = range(5)
@@ -145,7 +175,7 @@ def check_engine(f, what: int, hot: bool) -> None:
 
 
 def engine_case(what: int, name: str) -> None:
-    @q3.case(name)
+    @q4.case(name)
     def _(f):
         for tried, hot in ((what, True), ((what + draw(1, 4)) % 5, True), (what, False), (what, draw(0, 1) == 1)):
             check_engine(f, tried, hot)
@@ -157,7 +187,7 @@ engine_case(TEMPERATURE, "an engine with a temperature of its own, below 1 or ab
 engine_case(STALE, "an engine with the weights of some steps ago")
 engine_case(SHIFTED, "log-probs of the neighbouring token")
 
-q4 = Question("q4", "diagnose", hint="Compare the mean of the first five steps with that of the last five.")
+q5 = Question("q5", "diagnose", hint="Compare the mean of the first five steps with that of the last five.")
 
 NAMES = ("HEALTHY", "STILL", "COLLAPSED", "CUT_OFF", "HACKED")
 HEALTHY, STILL, COLLAPSED, CUT_OFF, HACKED = range(5)
@@ -204,7 +234,7 @@ def expect_both(f, right: int, what: str, *run: Tensor) -> None:
 
 
 def recorded_case(name: str, right: int) -> None:
-    @q4.case(f"recorded: {name}, three seeds")
+    @q5.case(f"recorded: {name}, three seeds")
     def _(f):
         for run in load_curve(f"lesson05_{name}")["results"]:
             columns = (run["metrics"][key] for key in ("reward", "accuracy", "truncated", "kl"))
@@ -217,36 +247,36 @@ for _name, _right in RECORDED.items():
     recorded_case(_name, _right)
 
 
-@q4.case("one bad step at the end is noise")
+@q5.case("one bad step at the end is noise")
 def _(f):
     accuracy = line(0.2, 0.8)
     accuracy[-1] = 0.2
     expect_both(f, HEALTHY, "a run with one bad step at the end", accuracy, accuracy, line(0.05, 0.0))
 
 
-q4.case("answers cut off at the start only are no failure")(
+q5.case("answers cut off at the start only are no failure")(
     lambda f: expect_both(f, HEALTHY, "a run that learns", line(0.1, 0.7), line(0.1, 0.7), line(0.6, 0.0))
 )
 
 
-@q4.case("a collapse into short answers: nothing is cut off")
+@q5.case("a collapse into short answers: nothing is cut off")
 def _(f):
     fallen = torch.cat([line(0.3, 0.4, 10), torch.zeros(20)])
     kl = torch.cat([torch.linspace(0, 5, 10), torch.full((20,), math.nan)])
     expect_both(f, COLLAPSED, "a run that fell to answers without a number", fallen, fallen, torch.zeros(30), kl)
 
 
-@q4.case("standing still, with steps in which the KL was not measured")
+@q5.case("standing still, with steps in which the KL was not measured")
 def _(f):
     accuracy, kl = 0.15 + 0.04 * torch.rand(30), 1e-8 * torch.rand(30)
     kl[::4] = math.nan
     expect_both(f, STILL, "a run whose KL stays at rounding level", accuracy, accuracy, line(0.3, 0.3), kl)
 
 
-q4.case("a run without a KL: the other three must do")(
+q5.case("a run without a KL: the other three must do")(
     lambda f: expect_both(
         f, HEALTHY, "a run that learns", line(0.1, 0.8), line(0.1, 0.8), line(0.05, 0.0), torch.full((30,), math.nan)
     )
 )
 
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4}
+QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5}

@@ -1,11 +1,25 @@
 """Answers to the exercises of lesson 05."""
 
 import math
+import re
 
 import torch
 
+# q1: a real model's reward
+NUMBER = r"-?[0-9][0-9,]*(?:\.[0-9]+)?"
 
-# q1: how kind a verifier may be
+
+def real_reward(text, gold, places=("####", "box", "last")):
+    found = {
+        "####": re.findall(rf"#### \$?({NUMBER})", text),
+        "box": re.findall(rf"boxed{{\\?\$?({NUMBER})", text),
+        "last": re.findall(NUMBER, text),
+    }
+    said = next((found[place][-1] for place in places if found[place]), None)
+    return float(said is not None and float(said.replace(",", "")) == float(gold))
+
+
+# q2: how kind a verifier may be
 def credit_by_lines(right_worked, readable_worked, right_guessed, readable_guessed):
     ahead = right_worked - right_guessed
     steeper = (readable_guessed - right_guessed) - (readable_worked - right_worked)
@@ -27,7 +41,7 @@ def steeper(pw, fw, pg, fg):
     return (fg - pg) - (fw - pw)
 
 
-# q2: the best of several checkpoints
+# q3: the best of several checkpoints
 def overstated_by_tails(p, n, k):
     chances = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
     at_most = torch.tensor(chances, dtype=torch.float64).cumsum(0).clamp(max=1)
@@ -44,7 +58,7 @@ def overstated_with(change):
     return overstated
 
 
-# q3: which engine lied
+# q4: which engine lied
 ROUNDED, TRUNCATED, TEMPERATURE, STALE, SHIFTED = range(5)
 
 
@@ -70,7 +84,7 @@ def engine_with(order="rtshe", truncated="sign", limit=0.03):
     return which_engine
 
 
-# q4: name the failure
+# q5: name the failure
 HEALTHY, STILL, COLLAPSED, CUT_OFF, HACKED = range(5)
 
 
@@ -99,10 +113,23 @@ def diagnose_some_kl(reward, accuracy, truncated, kl):
     return diagnose_with(order=("collapsed", "cut off", "hacked"))(reward, accuracy, truncated, kl)
 
 
-RIGHT = {"q1": credit_by_lines, "q2": overstated_by_tails, "q3": engine_with(), "q4": diagnose_with()}
+RIGHT = {
+    "q1": real_reward,
+    "q2": credit_by_lines,
+    "q3": overstated_by_tails,
+    "q4": engine_with(),
+    "q5": diagnose_with(),
+}
 
 WRONG = {
     "q1": {
+        "strict": (lambda text, gold: real_reward(text, gold, ("####",)), "the last `"),
+        "no box": (lambda text, gold: real_reward(text, gold, ("####", "last")), ["the last `", "The order"]),
+        "box first": (lambda text, gold: real_reward(text, gold, ("box", "####", "last")), "The order"),
+        "the last number": (lambda text, gold: real_reward(text, gold, ("last",)), "The order"),
+        "anywhere": (lambda text, gold: float(gold in text), "isn't the last"),
+    },
+    "q2": {
         "credit on top": (credit_with(lambda pw, fw, pg, fg: fg - fw, cap=False), "no credit on top"),
         "no cap": (credit_with(steeper, cap=False), "at most 1"),
         "upside down": (credit_with(steeper, cap=False, upside_down=True), "other way up"),
@@ -111,13 +138,13 @@ WRONG = {
         "worked all right": (credit_with(lambda pw, fw, pg, fg: fg - pg, cap=False), "worked answers are wrong"),
         "None": (lambda *_: None, "is None"),
     },
-    "q2": {
+    "q3": {
         "not less p": (overstated_with(lambda f, p, n, k: (1 - f**k).sum() / n), "take the true one off"),
         "a count": (overstated_with(lambda f, p, n, k: (1 - f**k).sum() - n * p), "divide by how many"),
         "one se": (lambda p, n, k: math.sqrt(p * (1 - p) / n), "one standard error"),
         "k se": (lambda p, n, k: k * math.sqrt(p * (1 - p) / n), "error for each"),
     },
-    "q3": {
+    "q4": {
         "sign of the mean": (engine_with(truncated="mean"), "not TRUNCATED"),
         "temperature before shift": (engine_with(order="rths"), "is SHIFTED, not TEMPERATURE"),
         "truncated first": (engine_with(order="trsh"), "is ROUNDED, not TRUNCATED"),
@@ -125,7 +152,7 @@ WRONG = {
         "a name": (lambda *_: "STALE", "one of the five numbers"),
         "None": (lambda *_: None, "every path"),
     },
-    "q4": {
+    "q5": {
         "always healthy": (lambda *_: HEALTHY, "is HACKED, not HEALTHY"),
         "hacked first": (diagnose_with(order=("hacked", "still", "collapsed", "cut off")), "is STILL, not HACKED"),
         "last step only": (diagnose_with(window=1), "is HEALTHY, not"),
