@@ -290,7 +290,7 @@ for wanted in KINDS:
 
 
 def stacked(ax, answers, title: str) -> None:
-    """Kinds of answers by level, as shares that add up to 100 %."""
+    """Kinds of answers by level, as shares that add up to 100%."""
     for level in (1, 2, 3, 4):
         counts = Counter(kind(a) for a in answers if a.problem.level == level)
         left = 0.0
@@ -314,7 +314,7 @@ plt.show()
 # Greedy answers have one weakness above all: on hard problems the model **guesses**. Where it works, it is right in {{
 # 100 * right_if_working:.0f }} of 100 cases. {{ assert right_if_working > 0.7 }} So it looks as if it only had to
 # choose to work. Remember this picture, and don't believe it yet: {{ 100 * fmean(a.problem.level < 3 for a in greedy if
-# calculations(a.text)):.0f }} % of the answers that work are to problems of level 1 or 2, and training never sees a
+# calculations(a.text)):.0f }}% of the answers that work are to problems of level 1 or 2, and training never sees a
 # greedy answer. {{ assert fmean(a.problem.level < 3 for a in greedy if calculations(a.text)) > 0.6 }}
 #
 # ## 6 · Samples
@@ -492,14 +492,13 @@ for level in (1, 2, 3, 4):
     print(f"level {level}: {len(right):4} right samples, {worked} of them with working")
 
 # %% [markdown]
-# ## 8 · One training step, seen once from above
+# ## 8 · Half a training step
 #
-# Here is the map as code: every box, in order, on two problems with four answers each. You need not understand it yet.
-# Look at the shapes: rows are answers, columns are tokens. Lessons 01 to 04 take every line apart.
+# The map again, as code, up to the weights: two problems, four answers to each, a reward per answer, and how much
+# better than its group each one did. In lesson 01 you write the whole step.
 
 # %%
-from rlcourse import advantages, losses
-from rlcourse.logprobs import token_logprobs
+from rlcourse import advantages
 
 torch.manual_seed(0)
 two = [p for p in task.problems("train") if p.level == 1][:2]  # problems
@@ -511,18 +510,6 @@ advantage = advantages.group_centered(rewards, num_generations=4)  # advantages
 print("answers   ", list(rollout.completion_ids.shape), "tokens,", rollout.completion_lengths.tolist(), "of them real")
 print("rewards   ", rewards.tolist())
 print("advantages", advantage.tolist())
-
-# %%
-model, mask = policy.model, rollout.completion_mask
-logprobs, _ = token_logprobs(model, rollout, config.sampling, chunk=4096)
-loss_of_token, _ = losses.token_loss(
-    logprobs, rollout.logprobs, advantage, mask, surrogate="reinforce", ratio="token", clip_low=0.2, clip_high=0.2
-)
-loss = losses.aggregate(loss_of_token, mask, "constant", rows=8, tokens=int(mask.sum()), max_new_tokens=80)
-loss.backward()
-norm = torch.sqrt(sum(parameter.grad.square().sum() for parameter in model.parameters()))
-print(f"log-probs  {list(logprobs.shape)}\nloss       {loss.item():.4f}\ngradient   of norm {norm:.3f}")
-model.zero_grad(set_to_none=True)  # the optimizer's step would come here; this was only a look
 
 # %% [markdown]
 # ## 9 · What RL changes
@@ -572,7 +559,12 @@ most = bet(
     "In a longer run the share of samples that are right rises by some 60 points. Which of the three contributes most?",
     list(PARTS.values()),
 )
-half = bet("And how many of the 60 points does working instead of guessing contribute?", (50, 0, 60, 1), unit="points")
+without = bet(
+    "Suppose it had gone on guessing as often as at the start, and only garbage and numbers had improved. "
+    "Which share of its samples would be right in the end?",
+    (50, 0, 100, 1),
+    unit="%",
+)
 
 # %% [markdown]
 # The answer is on record: longer runs with the same settings, three seeds, made with `python -m
@@ -580,7 +572,7 @@ half = bet("And how many of the 60 points does working instead of guessing contr
 # and every answer was sorted as above. Left, the three factors along training. Right, what each has contributed by
 # then. Since they multiply, what one contributes depends on the others; it is counted as the mean over the six orders
 # in which three things can change (the *Shapley value*), level by level, and the parts, with luck, add up to the gain
-# exactly. The dotted line on the right is the bet: compare it with the top of the blue area. **Look for** which comes
+# exactly. **Look for** which comes
 # first.
 
 # %% tags=["hide-input"]
@@ -608,19 +600,15 @@ parts = {
     n: [fmean(100 * split(s[0][1], s[i][1])[n] for s in seeds) for i in range(len(steps))] for n in (*styles, "luck")
 }
 areas = axes[1].stackplot(steps, [parts[n] for n in parts], colors=[BLUE, GREEN, VERMILION, PURPLE], alpha=0.75)
-half.line(axes[1])
 axes[1].set(
     title="What they have contributed", xlabel="training step", ylabel="points", xlim=(0, steps[-1]), ylim=(0, 80)
 )
-axes[1].legend(
-    [*areas[::-1], *axes[1].lines], ["luck", "arithmetic", "clean", "choice", str(half)], loc="upper left", ncols=2
-)
+axes[1].legend(areas[::-1], ["luck", "arithmetic", "clean", "choice"], loc="upper left", ncols=2)
 plt.show()
 print(f"mean of {len(seeds)} seeds, {provenance(gains)}")
 told = summary(gains)
 at_20 = {name: fmean(100 * factors(seed[steps.index(20)][1])[name] for seed in seeds) for name in FACTORS}
 most.result(PARTS[max(FACTORS, key=lambda name: told[name]["points"])])
-half.result(told["choice"]["points"])
 
 # %% tags=["hide-input"]
 # @title Table: one alone, and all but one
@@ -632,15 +620,16 @@ def work_alone(taken) -> float:
     return fmean(100 * exchanged(before, after, taken) for before, after in ends)
 
 
+without.result(work_alone(["clean", "arithmetic"]))
 lines = ["| | before | after | contributes | alone, without luck | the other two alone |", "| --- " * 6 + "|"]
 for name in styles:
     f, others = told[name], [n for n in FACTORS if n != name]
     cells = f"{f['before']:.0%} | {f['after']:.0%} | {f['points']:.1f}"
-    lines.append(f"| {name} | {cells} points | {work_alone([name]):.1f} % right | {work_alone(others):.1f} % |")
+    lines.append(f"| {name} | {cells} points | {work_alone([name]):.1f}% right | {work_alone(others):.1f}% |")
 lines.append(f"| luck | | | {told['luck']['points']:.1f} points | | |")
 total = told["accuracy"]
 cells = f"{total['before']:.1%} | {total['after']:.1%} | {total['points']:.1f}"
-lines.append(f"| **samples that are right** | {cells} points | {work_alone(()):.1f} % right at the start | |")
+lines.append(f"| **samples that are right** | {cells} points | {work_alone(()):.1f}% right at the start | |")
 display(Markdown("\n".join(lines)))
 
 # %% [markdown]
@@ -648,10 +637,10 @@ display(Markdown("\n".join(lines)))
 #
 # 1. **Choice** comes first and contributes most, {{ told["choice"]["points"]:.0f }} of {{
 #    told["accuracy"]["points"]:.0f }} points. {{ assert max(FACTORS, key=lambda n: told[n]["points"]) == "choice" }} {{
-#    assert 55 < told["accuracy"]["points"] < 65 }} At step 20, {{ at_20["choice"]:.0f }} % of clean answers work
+#    assert 55 < told["accuracy"]["points"] < 65 }} At step 20, {{ at_20["choice"]:.0f }}% of clean answers work
 #    already. {{ assert at_20["choice"] > 85 > at_20["clean"] }}
 # 2. **Garbage** becomes rarer, more slowly: from {{ 100 * (1 - told["clean"]["before"]):.0f }} to {{ 100 * (1 -
-#    told["clean"]["after"]):.0f }} % of the samples, which contributes {{ told["clean"]["points"]:.0f }} points. In the
+#    told["clean"]["after"]):.0f }}% of the samples, which contributes {{ told["clean"]["points"]:.0f }} points. In the
 #    samples of section 6, one with garbage in it is right in {{ 100 * garbage_right:.0f }} of 100 cases, and a clean
 #    one that works in {{ 100 * worked_right:.0f }}, so improbable tokens become less probable still. {{ assert
 #    garbage_right < worked_right / 3 }} Later lessons show it as a falling entropy.
@@ -660,11 +649,11 @@ display(Markdown("\n".join(lines)))
 #    levels are worked about equally often. {{ assert all(b["1"]["worked"] > b["2"]["worked"] + b["3"]["worked"] +
 #    b["4"]["worked"] and a["4"]["worked"] > 0.7 * a["1"]["worked"] for b, a in ends) }} At level 4 alone it rises from
 #    {{ 100 * fmean(factors_by_level(b)[3].factors[2] for b, _ in ends):.0f }} to {{ 100 *
-#    fmean(factors_by_level(a)[3].factors[2] for _, a in ends):.0f }} %.
+#    fmean(factors_by_level(a)[3].factors[2] for _, a in ends):.0f }}%.
 #
 # And they need each other. Luck aside, choice alone would have led from {{ work_alone(()):.1f }} to {{
-# work_alone(["choice"]):.1f }} %, and everything else without it to {{ work_alone(["clean", "arithmetic"]):.1f }} %.
-# Greedy answers have hardly any garbage to lose, {{ 100 * greedy_garbage:.1f }} % before training, {{ assert
+# work_alone(["choice"]):.1f }}%, and everything else without it to {{ work_alone(["clean", "arithmetic"]):.1f }}%.
+# Greedy answers have hardly any garbage to lose, {{ 100 * greedy_garbage:.1f }}% before training, {{ assert
 # greedy_garbage < 0.05 }} and show mostly the first part: that is why the picture above looked like a story about
 # choice.
 #
@@ -721,7 +710,7 @@ error = 100 * (mean[0] * (1 - mean[0]) / asked) ** 0.5
 tested = [100 * record["results"][0]["summary"][f"accuracy_{when}"] for when in ("before", "after")]
 
 # %% [markdown]
-# The curve starts at {{ 100 * mean[0]:.1f }} % and the printed line at {{ tested[0]:.1f }} %. Both are right. The curve
+# The curve starts at {{ 100 * mean[0]:.1f }}% and the printed line at {{ tested[0]:.1f }}%. Both are right. The curve
 # asks {{ asked }} validation problems, the line all {{ record["results"][0]["summary"]["eval_problems"] }} test
 # problems, and {{ asked }} problems have a standard error of {{ error:.1f }} points: these happen to be easier. So
 # compare runs only where they were asked the same problems, and expect other curves to start elsewhere.
