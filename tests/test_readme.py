@@ -23,7 +23,7 @@ TEXTS = {n: (ROOT / n).read_text(encoding="utf-8") for n in ("README.md", "RECOR
 EXAMPLES = {"NN_topic": "01_policy_gradient", "NN": "01", "DEVICE": "nvidia-h200", "NAME": "decode"}  # for placeholders
 GROUP = typer.main.get_command(cli.app)
 COMMANDS = {name: GROUP.get_command(None, name) for name in GROUP.list_commands(None)}
-MADE_BY_RUNNING = ("runs/", "build/", "FOLDER/", "SUBMISSION")
+MADE_BY_RUNNING = ("runs/", "build/", "FOLDER/", "SUBMISSION", "my_loop.py")
 FILE = re.compile(r"[\w.-]*[\w-]/[\w./-]*|[\w-]+\.(?:py|json|yml|toml|md|ipynb|sh)")
 
 each = pytest.mark.parametrize("name", TEXTS)

@@ -15,14 +15,14 @@ class Lesson:
 COURSE = {
     "00_start_here": Lesson("Start here", 1, "a small model fails, trains for a minute, and you see what changed"),
     "01_policy_gradient": Lesson(
-        "The policy gradient", 2, "the whole loop is 25 lines, and one subtraction makes it work"
+        "The policy gradient", 2, "you write the training loop, five functions, and it trains"
     ),
     "02_ppo": Lesson("PPO", 3, "why PPO clips, and what a clip can't do; critic and GAE"),
-    "03_grpo": Lesson("GRPO", 3, "no critic; a reward difference of 0.001 ruins a run"),
+    "03_grpo": Lesson("GRPO", 3, "no critic; a reward difference of 0.001, and a leash"),
     "04_dr_grpo": Lesson(
         "Dr. GRPO: two biases and two deletions", 4, "delete a length, delete a deviation: what each is worth"
     ),
-    "05_full_loop": Lesson("The full loop", 3, "your loop again, in the package; a verifier hacked and closed"),
+    "05_full_loop": Lesson("The full loop", 3, "a verifier hacked and closed; a real model, three endings"),
     "06_where_time_goes": Lesson("Where the time goes", 4, "one division bounds a speedup before you try it"),
     "07_static_cache": Lesson(
         "From generate to one CUDA graph a step", 4, "a thousand launches become one: a CUDA graph in 20 lines"

@@ -35,6 +35,9 @@ ROWS = [
     ("aggregate", "losses", name("max_new_tokens", "tokens")),
     ("value_loss", "losses", name("maximum", "minimum"), drop("clamp"), name("old_values", "values", 3)),
     ("kl_estimate", "losses", op("Sub", "Add", 1), no(), name("expm1", "exp")),
+    # the reader's loop
+    ("own:put", "course/loop", op("Sub", "Add", 1)),
+    ("own:needed", "course/loop", op("BitAnd", "BitOr")),
     # advantages
     ("leave_one_out", "advantages", op("Sub", "Add")),
     ("group_centered", "advantages", keep("Sub", 0, 1)),
