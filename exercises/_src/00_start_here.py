@@ -106,7 +106,7 @@ if check.q1.passed:
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# The formula is not linear in $c$, so it has to be applied to each problem by itself. Binomial coefficients of Python
+# The formula is not linear in $c$, so it has to be applied to each problem separately. Binomial coefficients of Python
 # integers are exact however large they are; as floats they overflow.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>

@@ -413,7 +413,7 @@ if check.q6.passed and check.q7.passed:
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Put $b_i$ into the sum, exchange expectation and sum, and look at each pair $(i, j)$ by itself. Two answers that were
+# Put $b_i$ into the sum, exchange expectation and sum, and look at each pair $(i, j)$ alone. Two answers that were
 # drawn independently: the expectation of a product is the product of the expectations, and a score has expectation
 # zero.
 # </details>

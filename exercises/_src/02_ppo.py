@@ -91,7 +91,7 @@ plt.show()
 #
 # ●●●○○ · 20 minutes
 #
-# An answer calls a calculator. What the calculator writes stands in the answer, but the policy did not write it:
+# An answer calls a calculator. What the calculator writes is in the answer, but the policy didn't write it:
 #
 # | token | `12*` | `7=` | `<calc>` | `84` | `</calc>` | `So` | `84` | end |
 # | --- | --- | --- | --- | --- | --- | --- | --- | --- |

@@ -97,8 +97,8 @@ print("greedy:", " → ".join(f"{row['accuracy']:.0%}" for row in log if row["ac
 # | number | the weight of an answer |
 # | --- | --- |
 # | 0 | its reward |
-# | 1 | its reward less the mean of the batch |
-# | 2 | its reward less the mean of its group |
+# | 1 | its reward minus the mean of the batch |
+# | 2 | its reward minus the mean of its group |
 # | 3 | GRPO: the same, over the deviation of the group plus 0.0001 |
 # | 4 | GRPO with the wrong groups: it takes every `rows / num_generations`-th row for one |
 #

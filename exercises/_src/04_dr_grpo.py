@@ -164,7 +164,7 @@ if check.q2.passed:
 #
 # A group has `n` answers; `k` of them are right and earn 1, the others earn 0. Take $\sum_i |A_i|$ for the weight of
 # the group in the update. Return it for many groups at once, without a loop and without making the rewards, as
-# `[2, groups]`: first for Dr. GRPO (the reward less the mean of the group), then for GRPO (that, divided by the
+# `[2, groups]`: first for Dr. GRPO (the reward minus the mean of the group), then for GRPO (that, divided by the
 # standard deviation of the group, with $n - 1$). `successes` is `[groups]`, whole numbers from 0 to n. A group of equal
 # rewards weighs 0 in both.
 #
@@ -174,7 +174,7 @@ if check.q2.passed:
 # <details><summary>Hint 2: the idea</summary>
 #
 # Right and wrong answers weigh the same in sum, so one of the two is enough. For the second row simplify on paper: the
-# variance p (1 − p) stands in the numerator, and its root in the denominator.
+# variance p (1 − p) is in the numerator, and its root in the denominator.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #

@@ -238,7 +238,7 @@ for answer in greedy[:5]:
     print(f"{answer.problem.question}  (gold {answer.problem.gold})\n{answer.text}\n{'✓' if answer.strict else '✗'}\n")
 
 # %% [markdown]
-# One number hides why. Sort the answers into five kinds. A calculation such as `155/5=33` can be checked by itself,
+# One number hides why. Sort the answers into five kinds. A calculation such as `155/5=33` can be checked alone,
 # so wrong arithmetic can be told from a wrong plan.
 
 # %%
@@ -401,8 +401,8 @@ plt.show()
 # max(clean_at) - min(clean_at) < 0.15 and choice_at[0] > 2 * choice_at[3] and right_at[0] > 2 * right_at[3] }} {{
 # assert sum(kind_of_sample(a) == "words" for a in flat) < 0.01 * len(flat) }} And here is the fact on which the course
 # rests: **working pays**. {{ assert all(accuracy["work, and are clean", l] > accuracy["guess", l] for l in (1, 2, 3))
-# }} Nobody told the model so. But whoever rewards right answers, and makes what was rewarded more probable, will make
-# working more probable, and garbage less, although the reward mentions neither.
+# }} Nobody told the model so. But reward right answers, and you make working likelier and garbage rarer, although the
+# reward mentions neither.
 #
 # ## 7 · pass@k: what is within reach
 #

@@ -68,7 +68,7 @@ for row, (start, length) in enumerate(zip(rollout.prompt_lengths, rollout.comple
 # `<|im_end|>` is the token that ends a turn. An answer is its tokens up to **and including** the first one of these.
 # Stopping is a decision like any other, and a model that's never paid for it never learns to stop.
 #
-# Whoever trains on such rows gets two things wrong at first. The **shift**: the output at position $t$ predicts the
+# Two things are easy to get wrong when you train on such rows. The **shift**: the output at position $t$ predicts the
 # token at $t + 1$. The **mask**: only the answer's own tokens count. Here is one row. **Look for** the first arrow that
 # counts: it starts at the last token of the prompt.
 
@@ -560,8 +560,8 @@ for name, (label, color, style, marker) in LINES.items():
     ax.fill_between(steps, [100 * v for v in low], [100 * v for v in high], color=color, alpha=0.18, linewidth=0)
     ax.plot(steps, [100 * v for v in mean], color=color, linestyle=style, marker=marker, label=label)
 for ax, title in zip(axes, ("no baseline", "with a baseline"), strict=True):
-    ax.set(title=title, xlabel="training step", ylim=(0, 100))
-    ax.legend(loc="lower right", fontsize=9)
+    ax.set(title=title, xlabel="training step", ylim=(0, 118), yticks=range(0, 101, 20))
+    ax.legend(loc="upper left" if ax is axes[0] else "lower right", fontsize=8)
     ax.grid()
 axes[0].set_ylabel("greedy, % right")
 plt.show()

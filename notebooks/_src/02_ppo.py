@@ -590,10 +590,10 @@ error, variance = (sum(column) for column in zip(*critic.log[ROLLOUTS // 2 :], s
 #
 # ### On record
 #
-# More seeds, more answers (8 × 8 a rollout, eight steps on each in two passes over four mini-batches), the value loss
+# More seeds, more answers (8 × 8 per rollout, eight steps on each in two passes over four mini-batches), the value loss
 # clipped too, at the learning rate above and at twice that; band from worst to best of three. {{ assert
 # [load_curve("lesson02_all")["setup"][k] for k in ("num_prompts", "num_generations", "inner_epochs", "minibatches",
-# "lr")] == [8, 8, 2, 4, 4e-5] }} **Look for** bands that do not touch.
+# "lr")] == [8, 8, 2, 4, 4e-5] }} **Look for** bands that don't touch.
 
 # %% tags=["hide-input"]
 # @title Figure: with and without the clip, three seeds each

@@ -516,14 +516,14 @@ curve = each.mean(0)
 # end nearly always agree, and those in the middle cannot make up for it. So your accuracy does not tell how many groups
 # teach something; the spread of the problems does. Exercise 3 takes this to its limit.
 #
-# On the right, {{ len(record["results"]) }} seeds with {{ make_config().num_prompts }} prompts a step. The silent share
-# starts at {{ curve[0]:.0f }}%, falls to {{ curve.min():.0f }}% as hard problems come within reach, and rises again
-# as easy ones reach the other end. {{ assert curve.argmin() not in (0, len(curve) - 1) }}
+# On the right, {{ len(record["results"]) }} seeds with {{ make_config().num_prompts }} prompts per step. The silent
+# share starts at {{ curve[0]:.0f }}%, falls to {{ curve.min():.0f }}% as hard problems come within reach, and rises
+# again as easy ones reach the other end. {{ assert curve.argmin() not in (0, len(curve) - 1) }}
 #
 # **Dynamic sampling** (DAPO, Yu et al. 2025) throws silent groups away and samples other prompts until the batch is
 # full. So every step learns from a full batch, and samples more for it. Is that worth its price? Below are runs with
 # and without it, {{ load_curve("lesson03_dynamic")["setup"]["num_prompts"] }} prompts × {{
-# load_curve("lesson03_dynamic")["setup"]["num_generations"] }} answers a step, drawn twice: over steps, and over the
+# load_curve("lesson03_dynamic")["setup"]["num_generations"] }} answers per step, drawn twice: over steps, and over the
 # answers that were sampled for them.
 
 # %% tags=["hide-input"]

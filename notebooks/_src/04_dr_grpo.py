@@ -189,7 +189,7 @@ display(Markdown("\n".join(table)))
 # %% [markdown]
 # The mean over a batch of two answers keeps {{ 100 * kept[2][2]:.0f }} to {{ 100 * kept[2][0]:.0f }}% of GRPO's bias,
 # that over 128 next to nothing. {{ assert kept[128][0] < 0.02 }} A constant has none. Now let the coin learn, once with
-# answers that are all wrong and once with answers that are all right, 16 answers a step. They begin at ten tokens on
+# answers that are all wrong and once with answers that are all right, 16 answers per step. They begin at ten tokens on
 # average, and the limit is 80. (Dr. GRPO's constant is 10 here and not the limit, so that its steps begin about as
 # large as those of `token_mean`.) **Look for** which bands have a direction and which only spread.
 
@@ -576,8 +576,8 @@ display(Markdown(head + "\n".join(table_row(name) for name in ALGORITHMS)))
 #   narrower clip range, because a mean moves far less than a single ratio.
 # - **CISPO** (MiniMax 2025) never drops a token: it caps the ratio as a weight and lets the gradient pass.
 #
-# GSPO, CISPO and DAPO's wider clip live by the ratio. With **one update a rollout** (`minibatches=1`) every ratio is 1,
-# and these switches do nothing. The package's loss on random numbers, for answers of unlike lengths, at that first
+# GSPO, CISPO and DAPO's wider clip live by the ratio. With **one update per rollout** (`minibatches=1`) every ratio is
+# 1, and these switches do nothing. The package's loss on random numbers, for answers of unlike lengths, at that first
 # update:
 
 # %%

@@ -689,7 +689,7 @@ print(f"difference {100 * d.mean():+.1f} points, ± {apart:.2f} if the problems 
 # 3. `clip_fraction` is exactly 0 in every step. Is something broken?
 #
 # <details><summary>Answer</summary>
-# Not with one update a rollout: the ratio is 1 then. With several, a clip that never acts means that the updates are
+# Not with one update per rollout: the ratio is 1 then. With several, a clip that never acts means that the updates are
 # small, or that the old log-probs are recomputed after each update by mistake.
 # </details>
 #
