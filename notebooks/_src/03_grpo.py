@@ -220,7 +220,7 @@ def draw_runs(runs: dict) -> None:
     axes[1].set(title="samples, mean of five steps", xlabel="training step", ylabel="tokens per answer", ylim=(0, None))
     for ax in axes:
         ax.grid()
-    axes[0].legend(loc="lower right")
+    axes[0].legend(loc="upper left", fontsize=9)
     plt.show()
 
 
