@@ -57,7 +57,8 @@ def test_the_loop_after_each_lesson_takes_a_step(lesson):
 @pytest.mark.thorough
 def test_the_loop_built_from_all_solutions_solves_80_percent_of_the_test_problems():
     loop = played(SAVED)
-    policy, _ = loop.train(60, every=60, problems=8)
+    loop.PROMPTS = 16  # the package's default: with 4, a run ends between 78 and 83 percent
+    policy, _ = loop.train(40, every=40, problems=8)
     assert loop.greedy_accuracy(policy, 1000, "test") > 0.8
 
 
