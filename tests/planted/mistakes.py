@@ -181,7 +181,7 @@ ROWS = [
     ("files:write_text", "files", drop("replace")),
     ("files:new_folder", "files", drop("rmtree", 1), drop("rmtree", 2), drop("replace")),
     ("check_apart", "files", when(False)),
-    ("StopAfterStep._asked", "endings -k signal", when(False, 1)),
+    ("StopAfterStep._asked", "interrupts -k closed_terminal", when(False, 1)),
     ("TrainConfig.sampling", "config", returns(lambda s: type(s)(s.temperature, s.top_k), "no top_p")),
     # LoRA
     ("lora:_merged_weight", "lora", kw("addmm", "alpha")),
@@ -214,7 +214,7 @@ ROWS = [
     ("judging:Verdict.reward", "tasks/kernelbench/answers -k capped", drop("min"), when(False)),
     ("of_floats", "tasks/kernelbench/compare", keep("Mult", 1, 1), when(False, 3)),
     ("compare:expect", "tasks/kernelbench/compare", drop("copied", 1)),
-    ("imported", "tasks/kernelbench/rules", when(False, 2)),
+    ("rules:imported", "tasks/kernelbench/rules", when(False, 2)),
     ("has_kernel", "tasks/kernelbench/rules", name("any", "bool")),
     # several ranks
     ("OneProcess.split_rows", "micro_batches", unsliced()),
