@@ -59,7 +59,7 @@ def root(
         raise typer.Exit
 
 
-@app.command()
+@app.command(epilog="Example: rlcourse train --steps 10 --name first")
 @takes_settings
 def train(
     settings: dict[str, Any],
@@ -72,8 +72,8 @@ def train(
 ):
     """Train a language model by reinforcement learning.
 
-    What is set here overrides the algorithm's switches, which override the preset. The defaults shown are those of the
-    laptop preset with Dr. GRPO; `--preset a10g --dry-run` prints those of another.
+    An option overrides what the algorithm sets, and the algorithm overrides the preset. The defaults below are those of
+    the laptop preset with Dr. GRPO; `--preset a10g --dry-run` shows another's.
     """
     with user_errors():
         if dry_run:
@@ -90,12 +90,12 @@ def train(
         cli_tables.print_summary(training.resume(**settings) if resume else training.train(config, BEGAN))
 
 
-@app.command("eval")
+@app.command("eval", epilog="Example: rlcourse eval --model runs/first/checkpoints/step-000010")
 @takes_settings
 def evaluate(settings: dict[str, Any]):
-    """Measure a model on the test problems: what the task measures, on greedy answers, and pass@k.
+    """Measure a model on a task's test problems.
 
-    `--model` may be a folder, such as a run's checkpoint.
+    Each problem gets a greedy answer, and some get sampled ones for pass@k. `--model` can be a run's checkpoint.
     """
     with user_errors():
         config = make_config(**settings)
@@ -104,14 +104,14 @@ def evaluate(settings: dict[str, Any]):
         cli_tables.print_evaluation(config, evaluation.evaluate(config))
 
 
-@app.command()
+@app.command(epilog="Example: rlcourse sample --model embedded --count 3")
 @takes_settings
 def sample(
     settings: dict[str, Any],
     count: Annotated[int, typer.Option("--count", help="Problems to solve.", callback=within(COUNT))] = 5,
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the most probable token each time.")] = False,
 ):
-    """Watch a model solve problems of the test set, and see how each answer is judged."""
+    """Show a model's answers to test problems, and how each is judged."""
     with user_errors():
         config = make_config(**settings)
         from rlcourse import evaluation

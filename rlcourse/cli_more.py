@@ -15,7 +15,7 @@ from rlcourse.sft import config as sft_config
 app = typer.Typer()
 
 
-@app.command()
+@app.command(epilog="Example: rlcourse sft --data minigsm --steps 25")
 @partial(takes_settings, kind=sft_config.SFTConfig, panels=sft_config.PANELS)
 def sft(
     settings: dict[str, Any],
@@ -23,11 +23,11 @@ def sft(
         bool, typer.Option("--resume", help="Go on from the run's last checkpoint, with its settings.")
     ] = False,
 ):
-    """Fine-tune a language model on conversations: it learns their answers. Alone, the worked answers of the embedded
-    task.
+    """Fine-tune a language model on worked answers.
 
-    A line of `--data` is {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]} or
-    {"prompt": "...", "answer": "..."}. The checkpoints are folders for `--model` of the other commands.
+    Without `--data` it learns those of the embedded task. A line of `--data` is {"prompt": "...", "answer": "..."} or
+    {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}. Other commands take a
+    checkpoint as their `--model`.
     """
     with user_errors():
         if resume:
@@ -41,14 +41,16 @@ def sft(
         cli_tables.print_fine_tuning(trainer.resume(**settings) if resume else trainer.fine_tune(config))
 
 
-@app.command("filter")
+@app.command("filter", epilog="Example: rlcourse filter traces.jsonl --task gsm8k --output right.jsonl")
 def keep_right(
-    data: Annotated[Path, typer.Argument(help="Conversations, as `rlcourse sft` takes them")],
-    task: Annotated[str, typer.Option("--task", help="Task whose judge decides")],
-    output: Annotated[Path, typer.Option("--output", help="File to write those to that are right.")],
+    data: Annotated[Path, typer.Argument(help="Demonstrations, as `rlcourse sft --data` takes them.")],
+    task: Annotated[str, typer.Option("--task", help="The task whose judge decides.")],
+    output: Annotated[Path, typer.Option("--output", help="File to write the right ones to.")],
 ):
-    """Of demonstrations keep those that a task's judge finds right, for `rlcourse sft` to learn. Those of problems that
-    are held out are left out."""
+    """Keep the demonstrations that a task's judge finds right.
+
+    `rlcourse sft --data` can then learn from them. Demonstrations of validation and test problems are dropped.
+    """
     with user_errors():
         data, output = data.expanduser(), output.expanduser()
         try_file(output, "choose another --output", data)
@@ -58,12 +60,15 @@ def keep_right(
         print(traces.keep_right(data, load_task(task), output))
 
 
-@app.command()
+@app.command(epilog="Example: rlcourse merge runs/first --output merged")
 def merge(
-    adapter: Annotated[Path, typer.Argument(help="A folder with an adapter, or a run that trained one")],
+    adapter: Annotated[Path, typer.Argument(help="Folder of an adapter, or of the run that trained it.")],
     output: Annotated[Path, typer.Option("--output", help="Folder to write the model to.")],
 ):
-    """Write the model that a LoRA adapter makes of its base: plain weights, W + (alpha / rank) B A, in float32."""
+    """Merge a LoRA adapter into its base model.
+
+    The result has plain float32 weights, W + (alpha / rank) B A.
+    """
     with user_errors():
         output = output.expanduser()
         try_empty_folder(output, "choose another --output", adapter)
@@ -73,16 +78,17 @@ def merge(
         print(f"{found} is merged into its base: `rlcourse eval --model {output}` measures it.")
 
 
-@app.command()
+@app.command(epilog="Example: rlcourse publish runs/first --to published")
 def publish(
     runs: Annotated[list[Path], typer.Argument(help="A run's folder, then those of its other seeds.")],
     to: Annotated[Path | None, typer.Option("--to", help="Folder to write to.")] = None,
     hub: Annotated[str | None, typer.Option("--hub", help="Hub repository, NAME or USER/NAME, to upload to.")] = None,
 ):
-    """Publish a run's model or adapter, with a model card, as a folder or on the Hugging Face hub.
+    """Publish a run's model or adapter with a model card.
 
-    transformers, peft and vLLM can load it, and its logits are checked against the run's last checkpoint. Given several
-    seeds of a run, the card also shows their mean and range; the weights are those of the first.
+    It goes to a folder or to the Hugging Face hub. transformers, peft and vLLM can load it; its logits are checked
+    against the run's last checkpoint. With several seeds of a run, the card shows their mean and range, and the weights
+    are the first one's.
     """
     with user_errors():
         from rlcourse.publish import publish
@@ -90,23 +96,27 @@ def publish(
         print(publish(runs, to, hub))
 
 
-@app.command()
+@app.command(epilog="Example: rlcourse bench decode --shape embedded --rows 16")
 def bench(
-    what: Annotated[str, typer.Argument(help="decode or step")],
-    shape: Annotated[str, typer.Option("--shape", help="Random weights of this shape; decode: or embedded")] = (
-        "qwen2.5-0.5b"
-    ),
-    rows: Annotated[str, typer.Option("--rows", help="Rows of a batch")] = "16,64",
+    what: Annotated[str, typer.Argument(help="decode or step.")],
+    shape: Annotated[str, typer.Option("--shape", help="The model's shape; decode: embedded, too.")] = "qwen2.5-0.5b",
+    rows: Annotated[str, typer.Option("--rows", help="Rows per batch.")] = "16,64",
     prompt_tokens: Annotated[
-        int, typer.Option("--prompt-tokens", help="decode: tokens of a prompt", callback=within(COUNT))
+        int, typer.Option("--prompt-tokens", help="decode: tokens per prompt.", callback=within(COUNT))
     ] = 128,
     new_tokens: Annotated[
-        int, typer.Option("--new-tokens", help="tokens of an answer", callback=within(Range(2, 10**9)))
+        int, typer.Option("--new-tokens", help="Tokens per answer.", callback=within(Range(2, 10**9)))
     ] = 256,
-    lengths: Annotated[str, typer.Option("--lengths", help="decode: equal, or skewed (median 120)")] = "equal",
-    repeats: Annotated[int, typer.Option("--repeats", help="Timed repetitions", callback=within(COUNT))] = 5,
+    lengths: Annotated[
+        str, typer.Option("--lengths", help="decode: answers of equal length, or skewed (median 120).")
+    ] = "equal",
+    repeats: Annotated[int, typer.Option("--repeats", help="Timed repetitions.", callback=within(COUNT))] = 5,
 ):
-    """Measure this machine: every way to `decode`, or a whole training `step`, with random weights."""
+    """Measure how fast this machine decodes and trains.
+
+    `decode` times every way to decode, from `generate` to our kernels; `step` times a whole training step. Weights are
+    random.
+    """
     with user_errors():
         from rlcourse.bench import Options, run_bench
 
@@ -114,7 +124,7 @@ def bench(
         run_bench(what, options)
 
 
-@app.command()
+@app.command(epilog="Example: rlcourse speedrun speedrun/dr_grpo.py")
 def speedrun(
     recipe: Annotated[Path, typer.Argument(help="Python with `settings` of a run and, if you like, hooks.")],
     gsm8k: Annotated[bool, typer.Option("--gsm8k", help="Train a real model on GSM8K instead, on one GPU.")] = False,
@@ -123,9 +133,10 @@ def speedrun(
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", help="Seeds to train with.", callback=within(COUNT))] = 2,
 ):
-    """Time your own recipe: from the start of its process to 80% of the embedded task's test problems, on two cores.
+    """Time your own recipe.
 
-    The verifier draws the seeds, keeps the clock and tests the weights. docs/speedrun.md has rules and records.
+    The goal is 80% of the embedded task's test problems, on two cores. The verifier draws the seeds, keeps the clock
+    and tests the weights. Rules and records are in docs/speedrun.md.
     """
     with user_errors():
         from rlcourse.speedrun import verifier
@@ -140,24 +151,31 @@ def speedrun(
         print(verifier.in_short(attempts))
 
 
-@app.command()
+@app.command(epilog="Example: rlcourse grade exercises/01_policy_gradient.ipynb --json report.json")
 def grade(
-    submission: Annotated[Path, typer.Argument(help="An exercise notebook, or a folder of them")],
+    submission: Annotated[Path, typer.Argument(help="An exercise notebook, or a folder of them.")],
     hidden: Annotated[Path | None, typer.Option("--hidden", help="Folder of nbNN.py with more tests.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report as JSON.")] = None,
-    junit: Annotated[Path | None, typer.Option("--junit", help="Write it as JUnit's XML.")] = None,
-    csv: Annotated[Path | None, typer.Option("--csv", help="Write the scores (a folder: to grades.csv).")] = None,
+    junit: Annotated[Path | None, typer.Option("--junit", help="Write the report as JUnit XML.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Write the scores as CSV; for a folder, grades.csv by default.")
+    ] = None,
     seed: Annotated[
         int | None,
-        typer.Option("--seed", help="Of the random inputs; new each time if left out.", callback=within(SEED)),
+        typer.Option(
+            "--seed", help="Seed of the random inputs; a new one each time by default.", callback=within(SEED)
+        ),
     ] = None,
     memory: Annotated[
-        float, typer.Option("--memory", help="GB that a notebook's code may take.", callback=within(MEMORY_GB))
+        float, typer.Option("--memory", help="GB of memory that a notebook's code may use.", callback=within(MEMORY_GB))
     ] = 2.0,
 ):
-    """Grade the exercises of a notebook, or of a class. On Linux a notebook's code runs isolated, without the answers,
-    your files and the network; elsewhere the report says what is not isolated. Kernels need CuTe DSL, and no GPU; where
-    it is missing, the report says which questions are not graded."""
+    """Grade a notebook's exercises, or a whole class's.
+
+    On Linux a notebook's code runs isolated: it can't reach the answers, your files or the network. Elsewhere the
+    report says what isn't isolated. Kernel questions need CuTe DSL, but no GPU; where it's missing, the report lists
+    what wasn't graded.
+    """
     with user_errors():
         inputs = [submission, *submission.rglob("*.ipynb"), *(hidden.glob("*.py") if hidden else ())]
         for file in (json_file, junit, csv):
@@ -168,7 +186,7 @@ def grade(
         run_grade(submission, json_file, junit, csv, hidden=hidden, seed=seed, memory_gb=memory)
 
 
-@app.command()
+@app.command(epilog="Example: rlcourse lab --port 8889")
 def lab(
     port: Annotated[int, typer.Option("--port", help="Port of the server.", callback=within(Range(1, 65535)))] = 8888,
 ):
@@ -179,9 +197,12 @@ def lab(
         raise typer.Exit(lab(port))
 
 
-@app.command()
+@app.command(epilog="Example: rlcourse doctor --json")
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False):
-    """Say what this machine is, which presets fit it, and what is missing, with the command that installs it."""
+    """Say what this machine can run.
+
+    It lists the hardware, the presets that fit, and what's missing, with the command that installs it.
+    """
     with user_errors():
         from rlcourse import doctor
 

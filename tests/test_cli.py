@@ -1,12 +1,14 @@
 """The command line: every setting is an option, errors are one sentence, and the trainer gets what was asked for."""
 
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from rlcourse import bench, cli, doctor, evaluation, memory, merge
@@ -192,3 +194,13 @@ def test_doctor_survives_an_install_without_torch():
     done = subprocess.run([sys.executable, "-c", code, "doctor"], capture_output=True, text=True, env=os.environ)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "ModuleNotFoundError" in done.stdout and "pip install" in done.stdout
+
+
+def test_the_example_in_a_commands_help_is_one_that_it_takes():
+    group = typer.main.get_command(cli.app)
+    context = typer.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        program, called, *arguments = shlex.split(command.epilog.removeprefix("Example: "))
+        assert (program, called) == ("rlcourse", name)
+        command.make_context(name, arguments)
