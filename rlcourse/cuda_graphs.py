@@ -10,6 +10,14 @@ from torch import Tensor
 
 EAGER_RUNS = 1  # before a graph is captured: what is loaded and compiled then must not happen under capture
 CAPTURED_GRAPHS = 32  # graphs kept; the one used longest ago goes first
+SMALLEST = 8  # slots of the smallest batch that `halve` makes
+
+
+def halve(size: int, live: int) -> int:
+    """The smallest half, quarter, ... of `size` that holds the live slots: few sizes, where each costs a graph."""
+    while size > SMALLEST and live <= size // 2:
+        size //= 2
+    return size
 
 
 @contextmanager

@@ -12,18 +12,11 @@ from prompt and tokens. The oldest is never sent back, so every rollout ends.
 from dataclasses import dataclass
 from itertools import islice
 
+from rlcourse.cuda_graphs import halve
 from rlcourse.rollout.blocks import NOBODYS, BlockManager
 
 MAX_SLOTS = 256  # completions decoded at once on a GPU, where each has blocks for its full length; more wait their turn
 PREFILL_TOKENS = 16384  # prompts are prefilled so many tokens at a time; decoding waits for them
-SMALLEST = 8  # slots of the smallest batch that `halve` makes
-
-
-def halve(size: int, live: int) -> int:
-    """The smallest half, quarter, ... of `size` that holds the live slots: few sizes, where each costs a graph."""
-    while size > SMALLEST and live <= size // 2:
-        size //= 2
-    return size
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from rlcourse.batch import Rollout, completion_lengths, make_rollout, right_pad
-from rlcourse.cuda_graphs import CudaGraphs
+from rlcourse.cuda_graphs import CudaGraphs, halve
 from rlcourse.device import without_cudnn_attention
 from rlcourse.policy import Policy, check_positions
 from rlcourse.rollout.decoder import Attention, Decoder
-from rlcourse.rollout.scheduler import PREFILL_TOKENS, halve
 from rlcourse.sampling import Sampling, sample_tokens
 
 STEPS_BETWEEN_LOOKS = {"cuda": 16, "cpu": 1}  # decode steps between two reads of the flags; each read stops the host
+PREFILL_TOKENS = 16384  # prompts are prefilled so many tokens at a time
 CACHE_BUCKET = 128  # on a GPU a cache is a multiple of this long, so that a longer prompt seldom needs a new one
 
 

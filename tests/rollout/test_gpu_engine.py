@@ -15,9 +15,9 @@ from policies import DEVICE, make_policy
 from reference import answers
 from thorough import thorough
 
-from rlcourse import rollout
+from rlcourse import cuda_graphs, rollout
 from rlcourse.exact import EXACT, LOG2_E, layers, weights
-from rlcourse.rollout import blocks, gpu_engine, make_engine, prefill, scheduler, slots, triton_attention, triton_step
+from rlcourse.rollout import blocks, gpu_engine, make_engine, prefill, slots, triton_attention, triton_step
 from rlcourse.rollout.blocks import BLOCK_TOKENS
 from rlcourse.rollout.gpu_engine import GPUEngine
 from rlcourse.rollout.scheduler import Piece
@@ -45,7 +45,7 @@ def small(monkeypatch):
     """Kernels also on a CPU and in float32, and there small blocks."""
     monkeypatch.setattr(rollout, "has_kernels", weights.fits)
     monkeypatch.setattr(gpu_engine, "STEPS_BETWEEN_LOOKS", BLOCK // 4)
-    monkeypatch.setattr(scheduler, "SMALLEST", 1)  # so that the batch becomes smaller, too
+    monkeypatch.setattr(cuda_graphs, "SMALLEST", 1)  # so that the batch becomes smaller, too
     if not ON_GPU:
         for module in (triton_step, layers):
             monkeypatch.setattr(module, "KEYS", BLOCK)

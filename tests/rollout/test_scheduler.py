@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from simulated_device import Device, Request, run
 from thorough import thinned
 
+from rlcourse.cuda_graphs import SMALLEST, halve
 from rlcourse.rollout.blocks import BlockManager
-from rlcourse.rollout.scheduler import SMALLEST, Scheduler, halve
+from rlcourse.rollout.scheduler import Scheduler
 
 BLOCK = 4
 

@@ -5,7 +5,8 @@ import torch
 from policies import DEVICE
 from reference import assert_logprobs_are_the_models
 
-from rlcourse.rollout import make_engine, scheduler, torch_engine
+from rlcourse import cuda_graphs
+from rlcourse.rollout import make_engine, torch_engine
 from rlcourse.rollout.torch_engine import TorchEngine, drop_ended
 from rlcourse.sampling import GREEDY, Sampling
 
@@ -16,7 +17,7 @@ PROMPTS = [[5, 9, 40, 7], [11], [30, 31, 32, 33, 34, 35, 36], [8, 8], [50, 51, 5
 def test_greedy_tokens_are_those_of_generate_however_often_the_host_looks(policy, every, monkeypatch):
     expected = make_engine(policy, "hf-dynamic", torch.float32).generate(PROMPTS, 2, 21, GREEDY)
     monkeypatch.setitem(torch_engine.STEPS_BETWEEN_LOOKS, DEVICE, every)
-    monkeypatch.setattr(scheduler, "SMALLEST", 1)
+    monkeypatch.setattr(cuda_graphs, "SMALLEST", 1)
     found = TorchEngine(policy).generate(PROMPTS, 2, 21, GREEDY)
     assert torch.equal(found.ids, expected.ids) and torch.equal(found.prompt_lengths, expected.prompt_lengths)
     assert torch.equal(found.completion_lengths, expected.completion_lengths)
@@ -24,11 +25,11 @@ def test_greedy_tokens_are_those_of_generate_however_often_the_host_looks(policy
     torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("resize", [scheduler.halve, drop_ended])
+@pytest.mark.parametrize("resize", [cuda_graphs.halve, drop_ended])
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.7), Sampling(top_k=5), Sampling(top_p=0.8)])
 def test_the_step_becomes_smaller_as_completions_end(policy, sampling, resize, monkeypatch):
     monkeypatch.setattr(torch_engine, "halve" if DEVICE == "cuda" else "drop_ended", resize)
-    monkeypatch.setattr(scheduler, "SMALLEST", 1)
+    monkeypatch.setattr(cuda_graphs, "SMALLEST", 1)
     monkeypatch.setitem(torch_engine.STEPS_BETWEEN_LOOKS, DEVICE, 2)
     policy.eos_ids = list(range(0, len(policy.tokenizer), 12))
     engine, sizes, record = TorchEngine(policy), [], TorchEngine._record

@@ -13,9 +13,10 @@ from reference import recomputed_logprobs
 from steps import by_rows, new_step
 from thorough import thorough
 
+from rlcourse import cuda_graphs
 from rlcourse.exact import EXACT, GROUP
 from rlcourse.exact.weights import fused_weights
-from rlcourse.rollout import gpu_engine, make_engine, scheduler, tiles, triton_kernels, triton_step
+from rlcourse.rollout import gpu_engine, make_engine, tiles, triton_kernels, triton_step
 from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.gpu_engine import GPUEngine
 from rlcourse.sampling import GREEDY, Sampling
@@ -127,7 +128,7 @@ def test_slots_are_taken_over_within_the_step():
 def test_sampling_logprobs_equal_recomputed_ones(monkeypatch):
     sampling, policy = Sampling(temperature=0.6), model("qwen2", layers=1)
     policy.eos_ids = list(range(0, len(policy.tokenizer), 3))
-    monkeypatch.setattr(scheduler, "SMALLEST", 1)
+    monkeypatch.setattr(cuda_graphs, "SMALLEST", 1)
     torch.manual_seed(1)
     found = rollout(policy, 2, 4, sampling, slots=4)
     assert_same_logprobs(found, policy, sampling)
