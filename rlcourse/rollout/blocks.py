@@ -5,8 +5,8 @@ the BLOCK_TOKENS tokens from BLOCK_TOKENS * j on, which are a tile of attention.
 blocks in all their tables.
 
 Full blocks of prompts stay findable by their tokens after the last table has let go of them (a prefix cache), until
-their room is needed, the longest unused first, or the weights change. Block 0 is nobody's: what has no block is 0 in a
-table, so that a slot without work may write there.
+their room is needed, the longest unused first, or the weights change. Block 0 is the null block: what has no block is
+0 in a table, so that a slot without work may write there.
 """
 
 from itertools import count
@@ -14,7 +14,7 @@ from itertools import count
 from rlcourse.exact import KEYS
 
 BLOCK_TOKENS = KEYS
-NOBODYS = 0
+NULL_BLOCK = 0
 
 
 def blocks_in(budget_gb: float, layers: int, kv_heads: int, head_dim: int, number_bytes: int) -> int:
@@ -31,7 +31,7 @@ class BlockManager:
     def __init__(self, num_blocks: int, block_tokens: int = BLOCK_TOKENS):
         self.num_blocks, self.block_tokens = num_blocks, block_tokens
         self.holders = [0] * num_blocks  # tables that hold a block
-        self.free_blocks = list(range(num_blocks - 1, NOBODYS, -1))  # neither held nor findable
+        self.free_blocks = list(range(num_blocks - 1, NULL_BLOCK, -1))  # neither held nor findable
         self.version: int | None = None
         self._forget()
 
@@ -76,7 +76,7 @@ class BlockManager:
     def release(self, table: list[int]) -> None:
         """A table lets go of its blocks."""
         for block in reversed(table):  # so that a prefix is longer in use than what follows it, and is dropped later
-            assert self.holders[block] > 0, f"block {block} is nobody's already"
+            assert self.holders[block] > 0, f"block {block} is free already"
             self.holders[block] -= 1
             if self.holders[block] == 0:
                 if block in self.key_of:

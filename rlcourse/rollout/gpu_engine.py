@@ -61,7 +61,7 @@ class GPUEngine:
         self.exact = is_exact(weights)
         sizes = len(weights.layers), weights.kv_heads, weights.head_dim, torch.finfo(dtype).bits // 8
         self.budget = blocks_in(cache_gb, *sizes)  # blocks; 0: as many as a rollout needs
-        self.late = int(self.on_gpu)  # a GPU does the last step of a plan while the host looks
+        self.overlap = int(self.on_gpu)  # a GPU does the last step of a plan while the host looks
         self.eos = torch.tensor(policy.eos_ids, device=self.device)
         self.sleep()
 
@@ -105,7 +105,7 @@ class GPUEngine:
         self.room = self.slots = self.step = None  # first, so that old and new do not stand in memory together
         self.graphs = CudaGraphs()
         weights, num_blocks = self.weights, self.budget
-        if not num_blocks:  # nobody's, full slots and the prompts
+        if not num_blocks:  # the null block, full slots and the prompts
             num_blocks = 1 + (room.slots * room.tokens + room.prompts * room.prompt_tokens) // BLOCK_TOKENS
         if self.cache is None or self.cache.shape[2] < num_blocks:
             self.cache = self.blocks = None
@@ -121,7 +121,7 @@ class GPUEngine:
         blocks = self.blocks or BlockManager(self.cache.shape[2])
         self.blocks = None  # of a rollout that breaks off blocks stay held
         blocks.use_weights(self.weights.syncs)
-        sizes = self.max_slots, STEPS_BETWEEN_LOOKS, self.late, PREFILL_TOKENS
+        sizes = self.max_slots, STEPS_BETWEEN_LOOKS, self.overlap, PREFILL_TOKENS
         return Scheduler(blocks, prompts, num_generations, max_new_tokens, *sizes)
 
     def _prepare(self, plan: Plan, num_generations: int, sampling: Sampling) -> None:
@@ -137,8 +137,8 @@ class GPUEngine:
             source, target = torch.tensor(plan.copies, device=self.device).unbind(1)
             for cache in self.cache:  # a layer at a time: what is copied stands in memory twice
                 cache.index_copy_(1, target, cache.index_select(1, source))
-        if plan.together:
-            slots.move_together()
+        if plan.compact:
+            slots.compact()
         self.step.refill(plan.size)
 
     def _prefill(self, pieces: list[Piece], num_generations: int, sampling: Sampling) -> None:
@@ -150,7 +150,7 @@ class GPUEngine:
             number, length = len(pieces), longest
         length *= SHORTEST_PIECE
         numbers = [(p.completion, p.completion // num_generations, p.begin, p.end) for p in pieces]
-        numbers += [(self.slots.nobody, 0, 0, 1)] * (number - len(pieces))
+        numbers += [(self.slots.no_completion, 0, 0, 1)] * (number - len(pieces))
         self.of_a_pass[:number] = torch.tensor(numbers)
         run = partial(prefill_pieces, self.weights, self.slots, self.cache, self.of_a_pass[:number], length)
         last = self.graphs.run(("prefill", number, length), run) if captured else run()
@@ -162,18 +162,18 @@ class GPUEngine:
             self.step.sample_first(x, completions, sampling)
 
     def _run(self, plan: Plan, completions: int, sampling: Sampling) -> tuple[list[int], list[bool]]:
-        """Run the plan's steps. Returns all lengths, and who has ended, as of before its last `late` steps."""
-        late = min(self.late, plan.steps)
-        self._steps(plan.steps - late, plan.size, sampling)
-        said = torch.stack([self.slots.lengths[:completions], self.slots.ended[:completions].long()])
-        said = said.to("cpu", non_blocking=True)
+        """Run the plan's steps. Returns all lengths, and who has ended, as of before its last `overlap` steps."""
+        overlap = min(self.overlap, plan.steps)
+        self._steps(plan.steps - overlap, plan.size, sampling)
+        snapshot = torch.stack([self.slots.lengths[:completions], self.slots.ended[:completions].long()])
+        snapshot = snapshot.to("cpu", non_blocking=True)
         copied = torch.cuda.Event() if self.on_gpu else None
         if copied is not None:
             copied.record()
-        self._steps(late, plan.size, sampling)
+        self._steps(overlap, plan.size, sampling)
         if copied is not None:
             copied.synchronize()
-        lengths, ended = said.tolist()
+        lengths, ended = snapshot.tolist()
         return lengths, list(map(bool, ended))
 
     def _steps(self, number: int, size: int, sampling: Sampling) -> None:

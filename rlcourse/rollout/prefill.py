@@ -12,7 +12,7 @@ from rlcourse.exact import EXACT, LOG2_E
 from rlcourse.exact.layers import QUERIES, angles_at, layer_pass
 from rlcourse.exact.products import one_chain
 from rlcourse.exact.weights import FusedWeights
-from rlcourse.rollout.blocks import NOBODYS
+from rlcourse.rollout.blocks import NULL_BLOCK
 from rlcourse.rollout.scheduler import Piece
 from rlcourse.rollout.slots import Slots
 from rlcourse.rollout.triton_attention import prefill_attention_kernel
@@ -79,7 +79,7 @@ def _tokens(slots: Slots, completion: Tensor, prompt: Tensor, at: Tensor) -> Ten
 
 
 def _blocks(slots: Slots, completion: Tensor, at: Tensor, end: Tensor, block_tokens: int) -> Tensor:
-    """The blocks [pieces * length] of these positions; nobody's, from `end` on."""
+    """The blocks [pieces * length] of these positions; the null block, from `end` on."""
     number = (at // block_tokens).clamp(max=slots.block_table.shape[1] - 1)
     blocks = slots.block_table[completion[:, None], number]
-    return torch.where(at < end[:, None], blocks, NOBODYS).flatten()
+    return torch.where(at < end[:, None], blocks, NULL_BLOCK).flatten()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from rlcourse.cuda_graphs import halve
-from rlcourse.rollout.blocks import NOBODYS, BlockManager
+from rlcourse.rollout.blocks import NULL_BLOCK, BlockManager
 
 MAX_SLOTS = 256  # completions decoded at once on a GPU, where each has blocks for its full length; more wait their turn
 PREFILL_TOKENS = 16384  # prompts are prefilled so many tokens at a time; decoding waits for them
@@ -40,7 +40,7 @@ class Plan:
     limit: completions from here on leave their slots, and none of them gets one.
     rows: new rows of the block table, by completion.
     pieces: what is prefilled; then copies: (source, target), blocks that are copied in all layers.
-    together: slots that are not done move to the front, in their order.
+    compact: slots that are not done move to the front, in their order.
     steps: so many decode steps of the first `size` slots. Before the first and after each, slots that are done take
     the next completions below the limit, both in their order.
     """
@@ -50,7 +50,7 @@ class Plan:
     pieces: list[Piece]
     copies: list[tuple[int, int]]
     size: int
-    together: bool
+    compact: bool
     steps: int
 
 
@@ -61,9 +61,9 @@ class Scheduler:
             ...
             scheduler.report(lengths, ended)
 
-    late: steps of a plan that the device runs after the snapshot that is reported. prefill_tokens: the most that a plan
-    prefills. If a rollout breaks off, its blocks stay held: begin again with a new BlockManager. Raises ValueError when
-    a completion of full length does not fit.
+    overlap: steps of a plan that the device runs after the snapshot that is reported, while the host plans.
+    prefill_tokens: the most that a plan prefills. If a rollout breaks off, its blocks stay held: begin again with a new
+    BlockManager. Raises ValueError when a completion of full length does not fit.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Scheduler:
         max_new_tokens: int,
         num_slots: int,
         steps_between_looks: int = 1,
-        late: int = 0,
+        overlap: int = 0,
         prefill_tokens: int = PREFILL_TOKENS,
     ):
         longest = max(map(len, prompts))
@@ -86,7 +86,7 @@ class Scheduler:
             )
         self.blocks, self.prompts, self.num_generations = blocks, prompts, num_generations
         self.max_new_tokens, self.prefill_tokens = max_new_tokens, prefill_tokens
-        self.steps_between_looks, self.late = steps_between_looks, late
+        self.steps_between_looks, self.overlap = steps_between_looks, overlap
         self.num_completions = len(prompts) * num_generations
         self.num_slots = self.size = min(num_slots, self.num_completions)
         # A slot that is done stands at its next position, which is the end of the longest.
@@ -109,7 +109,7 @@ class Scheduler:
         self._release()
         limit = self.limit
         self._grow()
-        if self.limit == limit:  # nobody was sent back, of whom it is not known yet how far he is
+        if self.limit == limit:  # none was preempted, of which it isn't known yet how far it got
             self._start()
         if self.limit == self.num_completions and not self.tables:
             self._release()
@@ -118,18 +118,18 @@ class Scheduler:
         left = self.max_new_tokens - min(map(self._at_least, self.tables), default=self.max_new_tokens)
         plan = Plan(
             limit=self.limit,
-            rows={i: table + [NOBODYS] * (self.table_width - len(table)) for i, table in self.rows.items()},
+            rows={i: table + [NULL_BLOCK] * (self.table_width - len(table)) for i, table in self.rows.items()},
             pieces=self.pieces,
             copies=self.copies,
             size=size,
-            together=size < self.size,
+            compact=size < self.size,
             steps=min(self.steps_between_looks, left),
         )
-        self.size, self.unseen = size, min(self.late, plan.steps)
+        self.size, self.unseen = size, min(self.overlap, plan.steps)
         return plan
 
     def report(self, lengths: list[int], ended: list[bool]) -> None:
-        """Tokens that each completion has sampled, and whether it has ended, before the last `late` steps of the plan
+        """Tokens that each completion has sampled, and whether it has ended, before the plan's last `overlap` steps
         (of fewer: before all)."""
         self.lengths, self.ended = list(lengths), list(ended)
 
@@ -167,12 +167,12 @@ class Scheduler:
             tokens = len(self.prompts[completion // self.num_generations]) + min(self.lengths[completion] + ahead, most)
             missing = -(-tokens // self.blocks.block_tokens) - len(table)
             while completion < self.limit and missing > self.blocks.available:
-                self._send_back()
+                self._preempt()
             if completion < self.limit and missing > 0:
                 table += self.blocks.allocate(missing)
                 self.rows[completion] = table
 
-    def _send_back(self) -> None:
+    def _preempt(self) -> None:
         """Free blocks of the youngest that has some: what is prefilled, else a completion, never the last one."""
         if self.prefilling is not None:
             self.blocks.release(self.prefilling)

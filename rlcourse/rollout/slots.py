@@ -90,7 +90,7 @@ class Slots:
         )
 
     @property
-    def nobody(self) -> int:
+    def no_completion(self) -> int:
         """The completion of a slot that has none."""
         return len(self.lengths) - 1
 
@@ -113,18 +113,18 @@ class Slots:
         self.num_generations.fill_(num_generations)
         for name in ("next_completion", "lengths", "ended", "block_table", "token", "position", "num_tokens"):
             getattr(self, name).zero_()
-        self.completion.fill_(self.nobody)
+        self.completion.fill_(self.no_completion)
         self.done.fill_(True)
 
     def allow(self, limit: int) -> None:
         """Completions below `limit` may be in slots; others leave theirs."""
         beyond = self.completion >= limit
-        self.completion.masked_fill_(beyond, self.nobody)
+        self.completion.masked_fill_(beyond, self.no_completion)
         self.done |= beyond
         self.next_completion.clamp_(max=limit)
         self.num_completions.fill_(limit)
 
-    def move_together(self) -> None:
+    def compact(self) -> None:
         """The slots that are not done come first."""
         order = self.done.to(torch.int8).argsort(stable=True)
         for name in OF_A_SLOT:

@@ -138,7 +138,7 @@ class TorchEngine:
                 return
             smaller = resize(size, live)
             if smaller < size:
-                self._move_together(size, smaller, width + number)
+                self._compact(size, smaller, width + number)
                 size = smaller
             for _ in range(min(every, max_new_tokens - number)):
                 if self.on_gpu:  # a captured step reads the whole cache: its shape is fixed
@@ -162,7 +162,7 @@ class TorchEngine:
         self.position[:size] += 1
         self.done[:size] |= (tokens[:, None] == self.eos).any(1)
 
-    def _move_together(self, size: int, smaller: int, length: int) -> None:
+    def _compact(self, size: int, smaller: int, length: int) -> None:
         """The rows behind the first `smaller` that are not done, into ones before that are."""
         source = smaller + (~self.done[smaller:size]).nonzero()[:, 0]
         target = self.done[:smaller].nonzero()[: len(source), 0]

@@ -105,7 +105,7 @@ class TritonStep:
             self._gate_up(layer, size, tiles)
             self._add("down", self.h, layer.down, next_norm, size, tiles.down)
         y, logits = self.y[:size], self.logits[:size]
-        self._either("head", size, (y, weights.head, logits), partial(self._head_by_torch, size), lambda: [logits])
+        self._product("head", size, (y, weights.head, logits), partial(self._head_by_torch, size), lambda: [logits])
         self._sample(slots.first(size), self.logits, self.squares, sampling)
         self.refill(size)
 
@@ -123,7 +123,7 @@ class TritonStep:
         """Launch options of a product that is `depth` deep for each share, with one tile of weights or a pair."""
         return launch_options(tile, depth, pair) | self.launch
 
-    def _either(self, name: str, size: int, arguments: tuple, other, look, added_to: Tensor | None = None) -> None:
+    def _product(self, name: str, size: int, arguments: tuple, other, look, added_to: Tensor | None = None) -> None:
         """A product by its kernel in CuTe DSL, or by `other`; see `cute_products.run`."""
         kernel = None if self.products is None else self.products.kernel(name, size)
         if kernel is None:
@@ -145,7 +145,7 @@ class TritonStep:
 
         arguments = (y, squares, layer.qkv, layer.qkv_bias, layer.q_norm, layer.k_norm, weights.cos, weights.sin)
         arguments += (position, completion, slots.block_table, q, cache)
-        self._either("qkv", size, arguments, partial(self._qkv_by_triton, layer, cache, size, tiles.qkv), look)
+        self._product("qkv", size, arguments, partial(self._qkv_by_triton, layer, cache, size, tiles.qkv), look)
 
     def _qkv_by_triton(self, layer, cache, size: int, p: MatmulTile) -> None:
         weights = self.weights
@@ -170,7 +170,7 @@ class TritonStep:
         """x += inputs @ weight.T; `down` comes in shares."""
         a, x, y, squares = (t[:size] for t in (inputs, self.x, self.y, self.squares))
         in_triton = partial(self._add_by_triton, inputs, weight, norm, size, p, name == "down")
-        self._either(name, size, (a, weight, x, norm, y, squares), in_triton, lambda: [x, y, squares], x)
+        self._product(name, size, (a, weight, x, norm, y, squares), in_triton, lambda: [x, y, squares], x)
 
     def _add_by_triton(self, inputs, weight: Tensor, norm, size: int, p: MatmulTile, shared: bool) -> None:
         depth = weight.shape[1]
@@ -186,7 +186,7 @@ class TritonStep:
     def _gate_up(self, layer, size: int, tiles: TileConfig) -> None:
         y, squares, h = (t[:size] for t in (self.y, self.squares, self.h))
         in_triton = partial(self._gate_up_by_triton, layer, size, tiles.gate_up)
-        self._either("gate_up", size, (y, squares, layer.gate_up, h), in_triton, lambda: [h])
+        self._product("gate_up", size, (y, squares, layer.gate_up, h), in_triton, lambda: [h])
 
     def _gate_up_by_triton(self, layer, size: int, p: MatmulTile) -> None:
         kernels.gate_up_kernel[(-(-self.inner // (p.columns + p.more)), -(-size // p.rows))](

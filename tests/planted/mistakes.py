@@ -121,7 +121,7 @@ ROWS = [
     ("Scheduler._blocks_needed", "rollout/scheduler", keep("Add", 0, 1), keep("Sub", 0)),
     ("Scheduler._release", "rollout/scheduler", drop("release", 2)),
     ("Scheduler._grow", "rollout/scheduler", unset("completion"), keep("Add", 0, 3)),
-    ("Scheduler._send_back", "rollout/scheduler", op("Gt", "GtE")),
+    ("Scheduler._preempt", "rollout/scheduler", op("Gt", "GtE")),
     ("Scheduler._start", "rollout/scheduler", when(True, 4)),
     ("Scheduler._begin", "rollout/scheduler", drop("release"), keep("And", 0, 1), keep("Sub", 0, 1)),
     ("Scheduler._prefill", "rollout/scheduler", keep("And", 0), unsliced(1)),
@@ -129,7 +129,7 @@ ROWS = [
     ("Scheduler._room_ahead", "rollout/scheduler_waste", op("Lt", "LtE", 1), op("LtE", "Lt"), op("Gt", "GtE")),
     ("Scheduler.next_plan", "rollout/scheduler_waste", op("Lt", "LtE")),
     ("Scheduler._grow", "rollout/scheduler_waste", op("Gt", "GtE", 2)),
-    ("Scheduler._send_back", "rollout/scheduler_waste", op("LtE", "Lt"), op("FloorDiv", "Div")),
+    ("Scheduler._preempt", "rollout/scheduler_waste", op("LtE", "Lt"), op("FloorDiv", "Div")),
     ("Scheduler._begin", "rollout/scheduler_waste", when(True, 2)),
     ("Scheduler.__init__", "rollout/scheduler", keep("Sub", 0)),
     # the exact operations

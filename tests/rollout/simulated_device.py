@@ -84,7 +84,7 @@ class Device:
             (owner,) = [i for i in range(self.nobody) if target in self.table[i]]
             self.writes(owner, target)
             self.memory[target] = list(self.memory[source])
-        if plan.together:
+        if plan.compact:
             order = sorted(range(len(self.done)), key=lambda slot: self.done[slot])
             for name in ("completion", "position", "num_tokens", "done"):
                 setattr(self, name, [getattr(self, name)[slot] for slot in order])

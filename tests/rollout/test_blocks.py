@@ -26,7 +26,7 @@ def test_a_block_is_free_when_its_last_table_lets_go_and_that_once():
     with pytest.raises(ValueError, match="3 blocks are wanted and 2 available"):
         blocks.allocate(3)
     assert blocks.available == 2
-    with pytest.raises(AssertionError, match="nobody's already"):
+    with pytest.raises(AssertionError, match="free already"):
         blocks.release(other)
 
 

@@ -67,7 +67,7 @@ class Watched(GPUEngine):
         assert len(self.plans) < 200, "it does not end"
         super()._prepare(plan, *arguments)
         live = self.slots.completion[~self.slots.done].tolist()
-        assert len(set(live)) == len(live) and self.slots.nobody not in live
+        assert len(set(live)) == len(live) and self.slots.no_completion not in live
 
     @property
     def pieces(self) -> list[Piece]:
@@ -214,12 +214,12 @@ def test_answers_are_those_of_the_engine_with_room_for_all(small):
     for seed in (3, 4, 5):
         policy = policy_that_ends(seed=seed)
         engine = Watched(policy, 7, 8)
-        engine.late = 1
+        engine.overlap = 1
         found = generate(engine, PROMPTS, 2, NEW, Sampling(0.8))
         assert_same(found, with_room(policy, PROMPTS, 2, NEW, Sampling(0.8)))
         taken_up = any(piece.end > len(PROMPTS[piece.completion // 2]) for piece in engine.pieces)
         differ = len(found.completion_lengths.unique()) > 1
-        together = any(plan.together for plan in engine.plans)
+        together = any(plan.compact for plan in engine.plans)
         if differ and together and sent_back(engine.plans) and (taken_up or ON_GPU):
             return
     pytest.fail("nothing moved together, or nothing was sent back with several tokens")

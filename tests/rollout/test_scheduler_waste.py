@@ -24,7 +24,7 @@ def plans(monkeypatch) -> list:
 
 def test_slots_are_sorted_only_when_fewer_are_decoded(plans):
     sizes = [32, *(plan.size for plan in plans)]
-    assert [plan.together for plan in plans] == [after < before for before, after in pairwise(sizes)]
+    assert [plan.compact for plan in plans] == [after < before for before, after in pairwise(sizes)]
     assert sizes[-1] < sizes[1] == 32
 
 
@@ -53,9 +53,9 @@ def test_a_prompts_blocks_stay_while_one_of_its_completions_has_room():
     scheduler.rows, scheduler.limit = {}, 5  # the second of the second prompt
     scheduler.tables = {completion: blocks.allocate(1) for completion in range(5)}
     scheduler.prompt_blocks = kept = blocks.allocate(1)
-    scheduler._send_back()
+    scheduler._preempt()
     assert scheduler.limit == 4 and scheduler.prompt_blocks == kept
-    scheduler._send_back()
+    scheduler._preempt()
     assert scheduler.limit == 3 and scheduler.prompt_blocks is None
 
 
