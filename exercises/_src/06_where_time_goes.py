@@ -8,11 +8,10 @@
 
 # %% [markdown]
 # Four puzzles for [lesson 06](../notebooks/06_where_time_goes.ipynb): a GPU that was busy 140% of the time, the rows
-# that cost nothing, two weeks of work to spend, and the time that an operator spent itself. Write your code where it
-# says `# YOUR CODE HERE`, then run the cell below it. Use `torch` and Python's own modules: the functions must stand by
-# themselves.
+# that cost nothing, two weeks of work to spend, and an operator's self time. Write your code where it says `# YOUR CODE
+# HERE`, then run the cell below it. Use only `torch` and Python's own modules: the functions must be self-contained.
 #
-# Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
+# Each puzzle has three hints: a question, the idea, and the shape of the answer.
 
 # %%
 import itertools
@@ -203,10 +202,10 @@ if check.q2.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **What a slow host does.** It makes thousands of rows free, by wasting so much time that the GPU would have managed
-# them all. Take the launches away, and the step is many times as fast, but few rows are free any more: now they cost
-# what they must. Free rows are a sign of waste somewhere else. **What the cache does.** The weights are shared by all
-# rows, keys and values by none. With long texts and one launch, not even a second row is free.
+# **What a slow host does.** It makes thousands of rows free: it wastes so much time that the GPU could have done them
+# all. Remove the launches, and the step is many times as fast, but few rows are free any more. Free rows are a sign of
+# waste somewhere else. **What the cache does.** The weights are shared by all rows, keys and values by none. With long
+# texts and one launch, not even a second row is free.
 
 # %% [markdown]
 # ## q3 · Two weeks
@@ -280,10 +279,10 @@ if check.q3.passed:
         print(f"{budget:2} days: {seconds.sum() / parts.sum():5.1f}×  {made}")
 
 # %% [markdown] tags=["solution"]
-# **Why no order works.** Amdahl's ceilings move with every change. Two changes to the rollout that promise 50% each
-# do not take it all away; and once it is fast, the update that nobody looked at is half of the step. **What is
-# never bought.** Loader workers and pinned memory, however large their speed-ups: their phase is a few thousandths of
-# the step. They get a day only if one is left over, with nothing else to do.
+# **Why no order works.** Amdahl's ceilings move with every change. Two changes that each halve the rollout don't remove
+# it; and once it's fast, the update that nobody looked at is half of the step. **What is never bought.** Loader workers
+# and pinned memory, however large their speed-ups: their phase is a few thousandths of the step. They get a day only if
+# one is left over, with nothing else to do.
 
 # %% [markdown]
 # ## q4 · Self time
@@ -362,7 +361,7 @@ if check.q4.passed:
     print(f"sum of durations {(ends - starts).sum():.0f} µs, of self times {own.sum():.0f} µs, the trace lasts 96 µs")
 
 # %% [markdown] tags=["solution"]
-# **Why direct children alone.** A grandchild's time is part of its parent's duration already; subtracted twice, it
-# could make a time negative. **A check for free.** Self times add up to the time that the outermost events cover. No
-# moment is lost and none counts twice. Durations add up to more, so a table of durations can't be read as shares. **The
-# order.** If a child is looked at before a parent that begins with it, it takes its parent for its own child.
+# **Why direct children alone.** A grandchild's time is already part of its parent's duration; subtracted twice, it can
+# make a self time negative. **A check for free.** Self times add up to the time that the outermost events cover: no
+# moment is lost, none counts twice. Durations add up to more, so a table of durations can't be read as shares. **The
+# order.** Visit a child before the parent that begins with it, and the parent becomes its child's child.

@@ -8,10 +8,10 @@
 
 # %% [markdown]
 # Four puzzles for [lesson 07](../notebooks/07_static_cache.ipynb): a static cache to write and read, a step without an
-# `if`, a draw that goes wrong, and how many slots to take. Write your code where it says `# YOUR CODE HERE`, then
-# run the cell below it. Use `torch` and Python's own modules: the functions must stand by themselves.
+# `if`, a draw that goes wrong, and how many slots to take. Write your code where it says `# YOUR CODE HERE`, then run
+# the cell below it. Use only `torch` and Python's own modules: the functions must be self-contained.
 #
-# Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
+# Each puzzle has three hints: a question, the idea, and the shape of the answer.
 
 # %%
 import matplotlib.pyplot as plt
@@ -33,8 +33,8 @@ print("ready")
 # there, then let each query of the row attend to the slots that are filled, the new one included. Scores are divided by
 # the square root of the head size $D$, which is `head_dim`.
 #
-# Beyond that, the cache holds what an earlier answer left there. Rows are at **different** positions, as in continuous
-# batching.
+# Beyond that, the cache contains whatever an earlier answer left there. Rows are at **different** positions, as in
+# continuous batching.
 #
 # Shapes: `q` `[rows, queries, head_dim]`; `k`, `v` `[rows, head_dim]`; `keys`, `values` `[rows, slots, head_dim]`;
 # `positions` `[rows]` int64; result `[rows, queries, head_dim]`.
@@ -44,9 +44,8 @@ print("ready")
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# An assignment with two index tensors of the same length takes them in pairs; with a `:` for one of them it does not.
-# And what must not count has to be gone **before** the softmax, because the softmax shares out everything that it is
-# given.
+# An assignment with two index tensors of the same length pairs them up; with a `:` for one of them it doesn't. And what
+# must not count has to go **before** the softmax, because the softmax gives weight to everything it sees.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -82,8 +81,8 @@ check.q1(attend_with_cache)
 
 # %% [markdown]
 # Your function at work: three rows at positions 2, 7 and 4 of a cache with ten slots. The values are one-hot, so the
-# output **is** the weights. **Look for** where each row stops. The check sees your result alone. The line above the
-# figure says whether the cache itself was written, without which the next step would miss this token.
+# output **is** the weights. **Look for** where each row stops. The check sees only your result. The line above the
+# figure says whether you wrote to the cache itself; if you didn't, the next step misses this token.
 
 # %% tags=["hide-input"]
 # @title Figure: the weights
@@ -102,20 +101,20 @@ if check.q1.passed:
 
 # %% [markdown] tags=["solution"]
 # **Why a mask and not a slice.** `keys[i, : p + 1]` has another shape for each row and each step: it can be neither
-# batched nor recorded. A mask always has the same shape, and what it hides is data. **Why up to and with the
-# position.** A token attends to itself; and without it the first token of an empty cache would see nothing, and the
-# softmax of nothing is `nan`. **Why before the softmax.** A score of 0 is not a weight of 0, and weights set to 0
-# afterwards no longer add up to 1.
+# batched nor recorded. A mask always has the same shape, and what it hides is data. **Why the position itself, too.** A
+# token attends to itself; without it the first token of an empty cache would see nothing, and the softmax of nothing is
+# `nan`. **Why before the softmax.** A score of 0 is not a weight of 0, and weights set to 0 afterwards no longer add up
+# to 1.
 
 # %% [markdown]
 # ## q2 · A step without an if
 #
 # ●●●●○ · 30 minutes
 #
-# A recording has no `if`. What a row does when its answer has ended must be decided by the same operations on the same
-# memory at every replay. Here is a machine that replays. Its memory holds tensors `[rows]` by name; an instruction is
-# `(operation, target, a, b)` or `(operation, target, a, b, c)`, and `a`, `b`, `c` are names, or whole numbers that
-# stay what they were when the tape was written. A target that has no memory yet gets some.
+# A recording has no `if`. What a finished row does must be decided by the same operations on the same memory at every
+# replay. Here is a machine that replays. Its memory holds tensors `[rows]` by name; an instruction is `(operation,
+# target, a, b)` or `(operation, target, a, b, c)`, and `a`, `b`, `c` are names, or whole numbers that stay what they
+# were when the tape was written. A target that has no memory yet gets some.
 
 # %%
 OPERATIONS = {
@@ -145,7 +144,7 @@ def replay(tape: list, memory: dict) -> None:
 # - a row that had ended has `pad` in `token`, and its position and its flag are as they were.
 #
 # <details><summary>Hint 1: a question</summary>
-# Which of the three is still needed as it was before the replay, by the time the others are written?
+# By the time the others are written, which of the three do you still need as it was before?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
@@ -196,15 +195,15 @@ if check.q2.passed:
 # %% [markdown] tags=["solution"]
 # **The order is the program.** If the flag is written first, the end token itself turns into padding, and the policy is
 # never trained to stop. **The limit** is a number on the tape: a rollout with another limit needs another recording, or
-# the limit in memory. **What it costs.** Ended rows are computed like all others. That is the price of not asking the
-# host, and the reason why it looks every few steps and lets rows leave.
+# the limit in memory. **What it costs.** Ended rows are computed like all others. That's the price of not asking the
+# host, and the reason it looks every few steps.
 
 # %% [markdown]
 # ## q3 · Four mistakes in a draw
 #
 # ●●●●○ · 25 minutes
 #
-# Draw one token per row from the softmax of `logits`, with **one** uniform number $u \in [0, 1)$ a row. Put the
+# Draw one token per row from the softmax of `logits`, with **one** uniform number $u \in [0, 1)$ per row. Put the
 # probabilities of the tokens side by side from 0 to 1, in order: the token is the first one whose running sum
 # **exceeds** $u$. As on a GPU it is done at two levels. The vocabulary is cut into tiles of `tile` tokens (the last may
 # be shorter); first the tile, then the place in it. The log-prob of the token under the softmax of the whole row is
@@ -253,8 +252,8 @@ show(colleague)
 
 # %% [markdown]
 # There are four mistakes. Write the draw without them. Logits can be large (`exp(200)` is infinite in float32), and
-# some can be `-inf`; of each tile at least one is finite. It can be so low that the mass of the whole tile rounds to 0,
-# and then no token of it is drawn.
+# some can be `-inf`; of each tile at least one is finite. It can be so low that the whole tile's mass rounds to 0; then
+# none of its tokens is drawn.
 #
 # Shapes: `logits` `[rows, vocabulary]`, `uniform` `[rows]`; result: two tensors `[rows]`, int64 and float.
 #
@@ -327,7 +326,8 @@ except NotImplementedError:
 # Shapes: `lengths` `[answers]` int64; the others numbers.
 #
 # <details><summary>Hint 1: a question</summary>
-# With so many slots, after how many steps has the last answer ended? You need not look at every step for that.
+# With a given number of slots, after how many steps has the last answer ended? You needn't simulate every step for
+# that.
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
@@ -337,7 +337,7 @@ except NotImplementedError:
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
 # A loop over the number of slots; in it a loop over the lengths that moves one slot's time on; the latest of those
-# times, multiplied by what a step takes; and the number of slots with the least product.
+# times, multiplied by what a step takes; and the number of slots with the smallest product.
 # </details>
 
 
@@ -380,7 +380,7 @@ if check.q4.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# Where the host rules, rows are free: take so many slots that only the longest answer decides. As
-# rows get dearer, slots that stand empty while the last answers run are what you pay for, and fewer slots, refilled,
-# are better. That is why a rollout should hand **all** its prompts to the engine at once and let it take fewer slots.
-# The lengths are unknown before they are written, so an engine decides by their distribution.
+# On a host-bound step rows are free: take so many slots that only the longest answer matters. As rows get dearer, you
+# pay for slots that are empty while the last answers run, so fewer slots, refilled, are better. That is why a rollout
+# should hand **all** its prompts to the engine at once and let it take fewer slots. The lengths are unknown before they
+# are written, so an engine decides by their distribution.

@@ -8,16 +8,16 @@
 
 # %% [markdown]
 # Ten puzzles for [lesson 08](../notebooks/08_first_kernels.ipynb). The first six are **kernels of five minutes**, one
-# idea each. Then two functions in plain `torch`: what a load moves, and a layout without bank conflicts. Then a
-# colleague's kernel to mend, and one with shared memory to write.
+# idea each. Then two functions in plain `torch`: what a load moves, and a layout without bank conflicts. Then you mend
+# a colleague's kernel, and write one with shared memory.
 #
 # The checks compile your kernel and run it in the interpreter, which finds what is out of bounds, unordered or never
-# written and names your line; then on your GPU, if there is one. Kernels need CuTe DSL (Linux: `pip install
+# written and names your line; then on your GPU, if you have one. Kernels need CuTe DSL (Linux: `pip install
 # "rlcourse[kernels]"`; in Colab `%pip install "nvidia-cutlass-dsl>=4.8.1,<4.9" "apache-tvm-ffi>=0.1.15,<0.2"`).
-# `rlcourse grade` compiles and interprets them likewise, with other inputs.
+# `rlcourse grade` does the same with other inputs.
 #
-# Write your code where it says `# YOUR CODE HERE`, then run the cell below it. Of the three hints the first asks a
-# question, the second has the idea, the third the shape of the answer.
+# Write your code where it says `# YOUR CODE HERE`, then run the cell below it. Each puzzle has three hints: a question,
+# the idea, and the shape of the answer.
 
 # %%
 from dataclasses import dataclass
@@ -34,8 +34,8 @@ print("ready")
 
 # %% [markdown]
 # A puzzle says what shapes its tensors have and how many blocks are launched; you write what one thread does. The rest
-# is the same for all and stands in the cell below, folded. What you may need: `a[i]`, `out[i] = ...`, `a[r,
-# c]`, `a.shape[0]`, `if`, and `for k in range_constexpr(5)` for a loop that the compiler unrolls. Numbers are float32.
+# is the same for all and is in the folded cell below. What you may need: `a[i]`, `out[i] = ...`, `a[r, c]`,
+# `a.shape[0]`, `if`, and `for k in range_constexpr(5)` for a loop that the compiler unrolls. Numbers are float32.
 
 # %% tags=["hide-input"]
 # @title The frame of the puzzles
@@ -160,8 +160,8 @@ check.q2(AddTenAnyLength)
 # ●●○○○ · 5 minutes
 #
 # `out[c, r] = a[r, c]`, for matrices of any height and width. The grid covers `a` with tiles of 8 × 8: the block
-# (`across`, `down`) has the tile that begins at row `8 * down` and column `8 * across`, and its 64 threads have an
-# element each. Lanes that are neighbours should read neighbours.
+# (`across`, `down`) has the tile that begins at row `8 * down` and column `8 * across`, and its 64 threads have one
+# element each. Neighbouring lanes should read neighbouring elements.
 #
 # <details><summary>Hint 1: a question</summary>
 # Thread 19 of a tile of 8 × 8, counted row by row: where is it in its tile?
@@ -202,8 +202,8 @@ class Transpose:
 check.q3(Transpose)
 
 # %% [markdown] tags=["solution"]
-# The reads use all of what they move, 8 floats in a row being one sector. The writes can't at the same time: a warp
-# writes down a column. The remedy is the next puzzle's: turn the tile around in shared memory.
+# The reads use all of what they move, 8 floats in a row being one sector. The writes can't, at the same time: a warp
+# writes down a column. The remedy is shared memory, the next puzzle's subject: turn the tile around there.
 
 # %% [markdown]
 # ## q4 · Shared memory
@@ -215,7 +215,7 @@ check.q3(Transpose)
 # all threads of the block see.
 #
 # <details><summary>Hint 1: a question</summary>
-# Every number is needed by three threads, and only one may fetch it. How do the other two come by it, and when?
+# Every number is needed by three threads, and only one may fetch it. How do the other two get it, and when?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
@@ -262,22 +262,21 @@ check.q4(SumOfThree)
 # ●●○○○ · 5 minutes
 #
 # The largest number of each row, for rows of at most 32 numbers of any sign and size. A block is one warp and has one
-# row: lane number `lane` has the number in column `lane`, if there is one.
-# `cute.arch.shuffle_sync_bfly(value, offset=d)` gives each lane the `value` of lane `lane ^ d`; all 32 lanes must come
-# to it.
+# row: lane number `lane` has the number in column `lane`, if there is one. `cute.arch.shuffle_sync_bfly(value,
+# offset=d)` gives each lane the `value` of lane `lane ^ d`; all 32 lanes must reach it.
 #
 # <details><summary>Hint 1: a question</summary>
 # A row has 20 numbers. What should lane 25 hold, so that it never wins?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# The butterfly of the lesson, with the larger of two instead of their sum: distances 1, 2, 4, 8, 16. The shuffles
-# stand outside of any condition; what a condition decides is only what a lane begins with.
+# The butterfly of the lesson, with the larger of two instead of their sum: distances 1, 2, 4, 8, 16. The shuffles are
+# outside any condition; a condition decides only what a lane begins with.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# A value that loses against everything; one condition that replaces it; a loop of five with a shuffle and a choice
-# (`x if x > y else y` works); a condition for the one lane that writes.
+# A value smaller than everything; one condition that replaces it; a loop of five with a shuffle and a choice (`x if x >
+# y else y` works); a condition for the one lane that writes.
 # </details>
 
 
@@ -365,8 +364,8 @@ if check.q6.passed:
 
 # %% [markdown] tags=["solution"]
 # Each number is asked for 32 times, once for each element of `out` that needs it. A good product brings tiles of `a`
-# and `b` to shared memory, as in q4, and takes each number from there many times. That is what tensor cores and
-# libraries build on, and it is why nobody writes products one thread an element.
+# and `b` to shared memory, as in q4, and takes each number from there many times. Tensor cores and libraries build on
+# that, and it's why nobody writes matmuls with one thread per element.
 
 # %% [markdown]
 # ## q7 · How many sectors?
@@ -374,9 +373,8 @@ if check.q6.passed:
 # ●●○○○ · 10 minutes
 #
 # A warp executes one load. Lane $l$ asks for `size` bytes from `addresses[w, l]` on. Memory moves whole *sectors* of 32
-# bytes, and each sector that somebody in the warp asks for is moved once for this load. Count them, warp by warp. Lanes
-# that are not `active` ask for nothing. `size` is at most 32 and divides each address, so no access reaches into two
-# sectors.
+# bytes, and each sector that any lane of the warp asks for is moved once for this load. Count them, warp by warp. Lanes
+# that are not `active` ask for nothing. `size` is at most 32 and divides each address, so no access spans two sectors.
 #
 # Shapes: `addresses` `[W, 32]` int64, `size` an int, `active` `[W, 32]` bool; result `[W]` int64.
 #
@@ -452,8 +450,8 @@ if check.q7.passed:
 # <details><summary>Hint 2: the idea</summary>
 #
 # Look at the five bits of the bank. Within a sub-tile the column changes the lower three, and the row changes its own
-# lower two. So the row's lower two bits must reach the bits of the bank that the column leaves alone. And the other
-# three bits of the row? Down a column all five must count.
+# lower two. So the row's lower two bits must reach the bits of the bank that the column leaves alone. And the row's
+# other three bits? Down a column all five must count.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -564,8 +562,8 @@ except Exception as error:
 
 # %% [markdown]
 # There are **four** mistakes: in the numbers, in what happens for other $n$, and in how the data moves. One of them
-# hides behind another. What is asked for: `gate` and `up` are loaded 16 bytes per thread, `out` stored likewise;
-# arithmetic in `Float32`, rounded **once**, at the end; and for any $n$ nothing beyond the end is touched.
+# hides behind another. The task: load `gate` and `up` 16 bytes per thread and store `out` likewise; arithmetic in
+# `Float32`, rounded **once**, at the end; and for any $n$ nothing beyond the end is touched.
 #
 # <details><summary>Hint 1: a question</summary>
 # Half a unit in the last place of a bfloat16 is 0.4%. Where does "within one percent" come from, then? And which
@@ -575,10 +573,12 @@ except Exception as error:
 #
 # Look at the list of accesses: 16 bytes per lane would be a `v4.b32`. Then run her test with 2,050 numbers and see
 # which line the interpreter names. Once that is mended, the branch for the rest runs for the first time in its life:
-# read it as if it were new. </details> <details><summary>Hint 3: the shape of the answer</summary>
+# read it as if it were new.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
 # Her code with four changes: another condition in front of the pieces (a whole piece must exist), a second register
-# tensor with its own copy, one conversion less, and one line more in the `else`.
+# tensor with its own copy, one conversion fewer, and one more line in the `else`.
 # </details>
 
 
@@ -629,7 +629,7 @@ check.q9(ReluSquared)
 
 # %% [markdown] tags=["solution"]
 # **The condition** asked whether the first of 8 elements exists, and not the last. With 2,048 it makes no difference.
-# **The rest** had no relu, and nobody could know: no thread ever went there. **Rounding twice** costs an error of up to
+# **The tail** had no relu, and nobody noticed: no thread ever went there. **Rounding twice** costs an error of up to
 # twice the unavoidable one: a bfloat16 has 8 bits of precision, its square needs 16, the product with `up` 24, which a
 # float32 just holds. So the arithmetic is exact, and the one rounding is the store. **`up`** was fetched two bytes at a
 # time, eight times: the same sectors, asked for over and over.
@@ -658,9 +658,10 @@ check.q9(ReluSquared)
 # <details><summary>Hint 2: the idea</summary>
 #
 # Thread $t$ takes the elements $t, t + 128, \dots$. Two barriers per row: one between writing and reading the shares,
-# and one between reading them and the next row, which writes them again. Every thread must come to both, so neither may
-# stand within `if thread == 0`. A condition on the row is no danger: all threads of a block have the same row.
-# </details> <details><summary>Hint 3: the shape of the answer</summary>
+# and one between reading them and the next row, which writes them again. Every thread must reach both, so neither may
+# be inside `if thread == 0`. A condition on the row is no danger: all threads of a block have the same row.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
 #
 # A loop of two. In it: the row and whether it exists; a sum of four squares; the sum over the warp; one lane of each
 # warp writes; barrier; one thread adds four numbers and writes the root; barrier.
@@ -726,9 +727,9 @@ if check.q10.passed:
     print("largest error:", f"{(y - x.double().norm(dim=1)).abs().max():.1e}")
 
 # %% [markdown] tags=["solution"]
-# **Why a second barrier.** Thread 0 is still adding up the first row's shares while warp 3 has nothing to do but begin
-# the second row, and write its share of it. Without the barrier the result depends on who is faster: a race. It would
-# be right nearly always, since warp 3 must first wait for its loads, and that is what makes such a mistake expensive.
-# The interpreter needs no luck to find it, because it asks who is **ordered** before whom. The second barrier can be
-# saved by using two sets of shares in turn. **And one warp per row** needs neither shared memory nor barriers, which is
-# why the lesson's RMSNorm does that for all rows that fit in a warp's registers.
+# **Why a second barrier.** While thread 0 is still adding up the first row's shares, warp 3 goes on to the second row
+# and writes its share of it. Without the barrier the result depends on who is faster: a race. It would be right nearly
+# always, since warp 3 must first wait for its loads, and that is what makes such a mistake expensive. The interpreter
+# needs no luck to find it, because it checks which access is **ordered** before which. The second barrier can be saved
+# by using two sets of shares in turn. **And one warp per row** needs neither shared memory nor barriers, which is why
+# the lesson's RMSNorm does that for all rows that fit in a warp's registers.

@@ -8,13 +8,12 @@
 
 # %% [markdown]
 # Five exercises for [lesson 09](../notebooks/09_decode_attention.ipynb): merge what others have normalised already,
-# choose the number of splits, load the operand of a tensor core, separate two causes, and write a kernel. Four are
-# functions that need `torch` alone. The fifth is a kernel: the check compiles it and runs it in the interpreter, then
-# on your GPU, if there is one. It needs CuTe DSL (Linux: `pip install "rlcourse[kernels]"`), and so does `rlcourse
-# grade` for the fifth.
+# choose the number of splits, load a tensor core's operand, separate two causes, and write a kernel. Four are functions
+# that need only `torch`. The fifth is a kernel: the check compiles it and runs it in the interpreter, then on your GPU,
+# if you have one. For it, you and `rlcourse grade` need CuTe DSL (Linux: `pip install "rlcourse[kernels]"`).
 #
-# Write your code where it says `# YOUR CODE HERE`, then run the cell below it. Of the three hints the first asks a
-# question, the second has the idea, the third the shape of the answer.
+# Write your code where it says `# YOUR CODE HERE`, then run the cell below it. Each exercise has three hints: a
+# question, the idea, and the shape of the answer.
 
 # %%
 import math
@@ -35,16 +34,16 @@ print("ready")
 #
 # ●●●○○ · 20 minutes
 #
-# The tokens of a row were shared out to $P$ places. You asked each for its partial $(m_p, l_p, \text{acc}_p)$, and this
-# is what you got from a library: the finished output of each place, $o_p = \text{acc}_p / l_p$, and **one** number
-# beside it, $L_p = m_p + \log l_p$, the log of the sum of exponentials of its scores. Is that enough? It is. Return the
-# attention over **all** tokens.
+# A row's tokens were split over $P$ places. You asked each for its partial $(m_p, l_p, \text{acc}_p)$, and this is what
+# you got from a library: the finished output of each place, $o_p = \text{acc}_p / l_p$, and **one** number beside it,
+# $L_p = m_p + \log l_p$, the log of the sum of exponentials of its scores. Is that enough? It is. Return the attention
+# over **all** tokens.
 #
-# There is also a **sink**: one more score for each head that takes part in the softmax and has no token and no value,
-# so that a head can look away. A sink of $-\infty$ is none.
+# There is also a **sink**: one more score per head, which takes part in the softmax but has no token and no value, so
+# that a head can look away. A sink of $-\infty$ means no sink.
 #
-# A place that saw no token has $L_p = -\infty$ and an output of zeros. A head of which nobody saw anything gets zeros.
-# Scores can be in the hundreds, or below minus that, and differ as much from head to head.
+# A place that saw no token has $L_p = -\infty$ and an output of zeros. A head for which no place saw anything gets
+# zeros. Scores can be in the hundreds, positive or negative, and differ as much from head to head.
 #
 # Shapes: `outputs` `[P, H, D]`, `logsums` `[P, H]`, `sink` `[H]`; result `[H, D]`.
 #
@@ -54,13 +53,13 @@ print("ready")
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# $e^{L_p}$ is the sum of the exponentials of one place. What is asked for is a weighted mean of the $P$ outputs, in
-# which the sink takes its share of the weight and adds nothing.
+# $e^{L_p}$ is the sum of the exponentials of one place. The answer is a weighted mean of the $P$ outputs, in which the
+# sink takes its share of the weight and adds nothing.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Stack the sink below the log-sums, subtract the largest of them (of a head without anything, a finite number), make
-# weights, and leave the sink's out where you add up the outputs, but not where you divide.
+# Stack the sink below the log-sums, subtract the largest of them (a finite number for a head without anything), make
+# weights, and leave the sink out of the sum of outputs, but not out of the divisor.
 # </details>
 
 
@@ -105,10 +104,9 @@ if check.q1.passed:
 
 # %% [markdown] tags=["solution"]
 # **It does not grow**: no weight exceeds 1, so nothing is made larger than it was. (With one place nothing is merged:
-# what stands there is the error of a softmax over 256 tokens in float32.) **Two numbers become one**, because $m$ and
-# $l$ are never needed apart: only $l\, e^{m}$ counts, and its log is safe to keep. Libraries for serving (and GPUs that
-# share one long text) exchange outputs and log-sums for that reason. **The sink** is one more place with an output of
-# zeros.
+# that's the error of a softmax over 256 tokens in float32.) **Two numbers become one**, because $m$ and $l$ are never
+# needed apart: only $l\, e^{m}$ counts, and its log is safe to keep. Libraries for serving (and GPUs that share one
+# long text) exchange outputs and log-sums for that reason. **The sink** is one more place with an output of zeros.
 
 # %% [markdown]
 # ## q2 · How many splits?
@@ -118,17 +116,16 @@ if check.q1.passed:
 # One launch does `tokens.numel()` pairs (a row and a key-value head each). Pair number $i$ attends to `tokens[i]`
 # tokens, at least 1, which are `ceil(tokens[i] / 16)` tiles. With $s$ splits it becomes $s$ CTAs: each takes
 # `ceil(tiles / s)` tiles as long as there are any, so the last ones may get fewer, or none. All CTAs of the launch
-# stand in line, pair by pair, and the card takes `at_once` of them at a time: a *wave*. A wave lasts as long as its
-# longest CTA, and a CTA with $n$ tiles lasts `fixed + n`, also if $n$ is 0. The next wave begins when it has ended.
+# queue up, pair by pair, and the card takes `at_once` of them at a time: a *wave*. A wave lasts as long as its longest
+# CTA, and a CTA with $n$ tiles lasts `fixed + n`, also if $n$ is 0. The next wave begins when it has ended.
 #
-# Try every number of splits from 1 to `most`. Return the one with the least time, the smallest of several, **and** that
-# time, as a tensor `[2]`.
+# Try every number of splits from 1 to `most`. Return the one with the least time, the smallest if several tie, **and**
+# that time, as a tensor `[2]`.
 #
 # Shapes: `tokens` `[pairs]` int64; `at_once`, `most`, `fixed` numbers; result `[2]`.
 #
 # <details><summary>Hint 1: a question</summary>
-# If you had the tiles of every CTA in a list, in the order in which they stand in line, where would you read off the
-# time?
+# If you had the tiles of every CTA in a list, in queue order, where would you read off the time?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
@@ -180,19 +177,19 @@ if check.q2.passed:
 
 # %% [markdown] tags=["solution"]
 # **Waves are steps.** With 133 CTAs on 132 places one of them runs alone. That is why the best number jumps. **The
-# package is coarser**: `choose_splits` takes a power of two from shapes alone, and no split with less than 512 slots of
-# the cache. The lengths are on the device, a CUDA graph must have one grid for all of them, and nobody has to wait for
-# a number. **The model is coarse, too**: it knows waves and nothing of bytes in flight. Lesson 09 shows a kernel that
-# is fast with few CTAs, each of which has many bytes in flight.
+# package is coarser**: `choose_splits` takes a power of two from shapes alone, and no split with fewer than 512 slots
+# of the cache. The lengths are on the device, and a CUDA graph needs one grid for all of them. **The model is coarse,
+# too**: it knows waves and nothing of bytes in flight. Lesson 09 shows a kernel that is fast with few CTAs, each of
+# which has many bytes in flight.
 
 # %% [markdown]
 # ## q3 · The operand of a tensor core
 #
 # ●●●●○ · 20 minutes
 #
-# `mma.m16n8k16` wants of its left operand, a matrix of 16 rows and 16 columns, in lane $4g + c$ ($g$ from 0 to 7, $c$
-# from 0 to 3) eight registers, each with one number (the hardware's hold two). Write the number of a register as $p +
-# 2h + 4f$ with bits $p$, $h$, $f$: it is the element in
+# The left operand of `mma.m16n8k16` is a 16 × 16 matrix. Lane $4g + c$ ($g$ from 0 to 7, $c$ from 0 to 3) holds eight
+# of its numbers, one per register (the hardware's registers hold two). Write a register's number as $p + 2h + 4f$ with
+# bits $p$, $h$, $f$: it is the element in
 #
 # $$\text{row } g + 8h, \qquad \text{column } 2c + p + 8f .$$
 #
@@ -251,10 +248,9 @@ if check.q3.passed:
 
 # %% [markdown] tags=["solution"]
 # **Why it is allowed.** Row $x$ of a result depends on row $x$ of the left operand alone, so rows may have any names,
-# as long as they are written where they belong in the end. **What it buys.** In the plain order a lane would load
-# eight single numbers of 2 bytes for each token, now it is one load of 16 bytes. `decode_attention.py` does it so;
-# within a lane the numbers of two tokens must still be paired up in the hardware's registers. These are the only moves
-# in its loop.
+# as long as they end up where they belong. **What it buys.** In the plain order a lane would load eight single numbers
+# of 2 bytes for each token, now it is one load of 16 bytes. `decode_attention.py` does this; within a lane the numbers
+# of two tokens must still be paired up in the hardware's registers. These are the only moves in its loop.
 
 # %% [markdown]
 # ## q4 · Two changes at once
@@ -262,19 +258,19 @@ if check.q3.passed:
 # ●●●○○ · 20 minutes
 #
 # Lesson 09 has a faster kernel in which several things changed, the instructions and the bytes in flight among them,
-# and one that was written to tell these two apart. What would a model have said before? The time of a kernel is the
-# longest of three:
+# and one that was written to tell these two apart. What would a model have predicted? A kernel takes the longest of
+# three times:
 #
 # - **bytes**: `data` bytes at the card's bandwidth, `gb_s` GB/s;
-# - **issue**: `instructions` of warps in all; each of the `sms` SMs has four schedulers, each of which starts one
-#   instruction in a cycle, `ghz` billion cycles a second;
+# - **issue**: `instructions` warp instructions in all; each of the `sms` SMs has four schedulers, each of which issues
+#   one instruction per cycle, `ghz` billion cycles per second;
 # - **waiting**: memory has a latency of `latency_us` µs, so with `flight` bytes in flight on the whole card no more
 #   than `flight` bytes arrive in that time.
 #
 # The old kernel has (`instructions[0]`, `flight[0]`), the new one fewer instructions and more bytes in flight
 # (`instructions[1]`, `flight[1]`); both read the same `data`. Return five numbers: the time of the old kernel, of the
 # old one with the **instructions** of the new one, of the old one with the **bytes in flight** of the new one, of the
-# new kernel, all in µs; and then what one should have changed first: 0 for instructions, 1 for bytes in flight, 2 if
+# new kernel, all in µs; and then what you should have changed first: 0 for instructions, 1 for bytes in flight, 2 if
 # neither change alone brings anything.
 #
 # Shapes: `instructions`, `flight` `[2]` float64; the others are numbers; result `[5]` float64.
@@ -289,8 +285,8 @@ if check.q3.passed:
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# A `max` of three quotients, called four times, and a comparison of the second and third result. Above in each quotient
-# stands what is to be done, in bytes or instructions, and below how many of them get done in a µs.
+# A `max` of three quotients, called four times, and a comparison of the second and third result. The numerator is the
+# work, in bytes or instructions; the denominator is the rate per µs.
 # </details>
 
 
@@ -338,12 +334,12 @@ if check.q4.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **By this model** fewer instructions alone bring nothing on either card. On the A10 nothing brings anything, since the
-# bytes are what takes the time. On the H200 more bytes in flight bring the kernel down to its next bound, and only
-# then do instructions matter: the second change is worth something *after* the first. That is why "which of the two was
-# it?" has no answer from before and after alone. The model is no measurement either. Lesson 09 has the experiment, with
-# twice the bytes in flight, and they brought less than this model says, which knows nothing of a warp that asks for
-# nothing while it computes. A model says what to try, and not what comes of it.
+# **By this model** fewer instructions alone bring nothing on either card. On the A10 neither change helps, since the
+# kernel is memory-bound. On the H200 more bytes in flight take the kernel to its next bound, and only then do
+# instructions matter: the second change is worth something *after* the first. That's why "which of the two was it?" has
+# no answer from before and after alone. And the model isn't a measurement. Lesson 09 has the experiment: twice the
+# bytes in flight brought less than this model says, because the model ignores that a warp requests nothing while it
+# computes. A model tells you what to try, not what you'll get.
 
 # %% [markdown]
 # ## q5 · A decode-attention kernel
@@ -351,18 +347,17 @@ if check.q4.passed:
 # ●●●●● · 40 minutes
 #
 # Write the loop of a decode-attention kernel, in its smallest form. One warp (32 threads) does one pair: a query
-# `q[pair]` over slots `first[pair]` to `last[pair] - 1` of `keys[pair]` and `values[pair]`, all float32. What stands
-# outside these slots must not be read: it is poison. A pair with no slots gets zeros.
+# `q[pair]` over slots `first[pair]` to `last[pair] - 1` of `keys[pair]` and `values[pair]`, all float32. Don't read
+# outside these slots: it's poison. A pair with no slots gets zeros.
 #
-# Lane number $\ell$ looks after dimensions $\ell$, $\ell + 32$, ... That is `n` elements: `query[e]` is the query's
-# element $\ell + 32 e$ with the factor $\log_2(e)/\sqrt{D}$, already loaded, and `acc[e]` is 0. You write what comes
-# then: for every slot the score (which needs all lanes), one step of the online softmax, and at the end the result into
-# `out`.
+# Lane number $\ell$ handles dimensions $\ell$, $\ell + 32$, ... That is `n` elements: `query[e]` is the query's element
+# $\ell + 32 e$ with the factor $\log_2(e)/\sqrt{D}$, already loaded, and `acc[e]` is 0. You write the rest: for every
+# slot the score (which needs all lanes), one step of the online softmax, and at the end the result into `out`.
 #
 # What you need: `cutlass.range(a, b)` for a loop whose ends are known at run time, `range_constexpr(n)` for one that is
 # unrolled; `cute.arch.warp_reduction_sum(x)` is the sum of `x` over the lanes, for every lane; `cute.arch.fmax(x, y)`;
-# `cute.math.exp2(x)`; `Float32(0.0)`; tensors are indexed as `keys[pair, slot, element]`. What changes in a
-# `cutlass.range` loop must have its type before it.
+# `cute.math.exp2(x)`; `Float32(0.0)`; tensors are indexed as `keys[pair, slot, element]`. A variable that changes in a
+# `cutlass.range` loop must have its type before the loop.
 #
 # Shapes: `q`, `out` `[pairs, D]`; `keys`, `values` `[pairs, slots, D]`; `first`, `last` `[pairs]` int32.
 #
@@ -372,13 +367,13 @@ if check.q4.passed:
 # <details><summary>Hint 2: the idea</summary>
 #
 # Carry $m$, $l$ and the `n` elements of acc. For each slot add up the lane's part of the product and sum it over the
-# lanes, find the new maximum, rescale what there is, add what is new. Where should $m$ begin, if all scores may be far
+# lanes, find the new maximum, rescale the old sums, add the new term. Where should $m$ begin, if all scores may be far
 # below 0? And what do you divide by in a pair without slots?
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Before the loop two numbers with a type. In it seven steps: score, sum over lanes, new maximum, factor, weight, $l$,
-# acc in a loop over elements; then the maximum is replaced. After it one loop that divides and writes.
+# Before the loop, two typed numbers. In it seven steps: score, sum over lanes, new maximum, factor, weight, $l$, acc in
+# a loop over elements; then replace the maximum. After it, one loop that divides and writes.
 # </details>
 
 
@@ -455,7 +450,7 @@ if check.q5.passed:
 
 # %% [markdown] tags=["solution"]
 # **What is slow in it.** Each slot costs five shuffles and as many additions to sum up one score. The loads are 4 bytes
-# per lane, and a warp has few of them in flight: the compiler asks for four slots in a row, and not again until their
-# scores are done. The lesson's simple kernel gives a token to 8 lanes instead of 32, loads 16 bytes per lane, does all
-# query heads of a key-value head with one load, and has four warps a block. **The poison** is why `cutlass.range(begin,
-# end)` and not a loop over all slots with a weight of 0 for those outside: 0 times nan is nan.
+# per lane, and a warp has few of them in flight: the compiler loads four slots at once, and no more until their scores
+# are done. The lesson's simple kernel gives a token to 8 lanes instead of 32, loads 16 bytes per lane, does all query
+# heads of a key-value head with one load, and has four warps a block. **The poison** is why the loop is
+# `cutlass.range(begin, end)`, and not over all slots with a weight of 0 for those outside: 0 times nan is nan.

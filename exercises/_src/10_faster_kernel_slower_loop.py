@@ -7,13 +7,13 @@
 # ---
 
 # %% [markdown]
-# Five exercises for [lesson 10](../notebooks/10_faster_kernel_slower_loop.ipynb), none of them a kernel. They are about
+# Five exercises for [lesson 10](../notebooks/10_faster_kernel_slower_loop.ipynb), none of them a kernel. They're about
 # what surrounds one: who waits for whom in a step, a colleague's attention with four mistakes in it, the slots that a
-# row may read, what the compiler must know, and at the end the lesson itself: a step in sixteen pieces that you bring
-# to one. The first two and the last are puzzles. Write your code where it says `# YOUR CODE HERE`, then run the cell
-# below it. Use `torch` alone: the functions must stand by themselves.
+# row may read, what the compiler must know, and finally the lesson itself: you turn a step in sixteen pieces into one.
+# The first two and the last are puzzles. Write your code where it says `# YOUR CODE HERE`, then run the cell below it.
+# Use only `torch`: the functions must be self-contained.
 #
-# Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
+# Each exercise has three hints: a question, the idea, and the shape of the answer.
 
 # %%
 import math
@@ -37,8 +37,8 @@ print("ready")
 # is one exception: where `reads[i]` is true, the host reads a number that kernel $i$ has computed, and can launch
 # nothing more until kernel $i$ has ended. The step is over when the last kernel has ended.
 #
-# For each kernel: **how much earlier would the step be over if this kernel alone took no time?** It is still launched,
-# and still read. That is what all of your work on this kernel could bring.
+# For each kernel: **how much earlier would the step be over if this kernel alone took no time?** It's still launched,
+# and still read. That's the most that work on this kernel can gain.
 #
 # Shapes: `launch`, `kernel` `[n]` float, `reads` `[n]` bool; result `[n]`, in µs.
 #
@@ -48,7 +48,7 @@ print("ready")
 # <details><summary>Hint 2: the idea</summary>
 #
 # Write a function for the time of a whole step first. Go through the kernels once and keep two numbers, the time on the
-# host's watch and the time on the GPU's. Each of them sometimes has to be set forward to the other.
+# host's watch and the time on the GPU's. Sometimes one watch has to be moved forward to the other.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -109,10 +109,10 @@ if check.q1.passed:
 
 # %% [markdown] tags=["solution"]
 # **Eagerly**, the host is the slower worker, and all kernels but the last are worth nothing: a faster one makes the GPU
-# wait longer. **In one graph** every kernel is worth its time. With **four pieces** attention takes 20 µs and is
-# worth 2: the next piece is late anyway. **A read** ties the two watches together: after it the GPU waits for the next
-# launch. Without the reads attention would be worth its 20 µs, with them it is worth 17, and the step takes longer.
-# That is why lesson 10 counts launches and reads before it looks at any kernel.
+# wait longer. **In one graph** every kernel is worth its full time. With **four pieces** attention takes 20 µs and is
+# worth 2: the next piece comes late anyway. **A read** ties the two watches together: after it the GPU waits for the
+# next launch. Without the reads attention would be worth its 20 µs, with them it is worth 17, and the step takes
+# longer. That is why lesson 10 counts launches and reads before it looks at any kernel.
 
 # %% [markdown]
 # ## q2 · Four mistakes in an attention
@@ -135,8 +135,8 @@ def colleague(query, keys, values, mask):
 
 
 # %% [markdown]
-# There is no reference at hand, and none is needed. Some inputs are so simple that one knows what must come out. Four
-# probes, each of which asks one question.
+# There is no reference at hand, and none is needed. Some inputs are so simple that you know what must come out. Here
+# are four probes, each with one question.
 
 # %% tags=["hide-input"]
 # @title Four probes: `probe(function)`
@@ -176,18 +176,18 @@ probe(colleague)
 
 # %% [markdown]
 # Write the attention without the mistakes: `softmax` of query times key over the root of the head size, over the slots
-# that the mask lets a row see. A mask is of truths (True is seen) or of numbers that are added to the scores (0 is
-# seen, `-inf` hidden). Where it is `None`, raise `ValueError`.
+# that the mask lets a row see. A mask is boolean (True is seen), or has numbers that are added to the scores (0 is
+# seen, `-inf` hidden). If it's `None`, raise `ValueError`.
 #
 # Shapes: `query` `[B, H, D]`; `keys`, `values` `[B, K, S, D]`; `mask` `[B, 1, 1, S]` or None; result `[B, H, D]`.
 #
 # <details><summary>Hint 1: a question</summary>
-# For each probe: what would a right attention have printed? Work it out on paper before you look at the code again.
+# For each probe: what would correct attention have printed? Work it out on paper before you look at the code again.
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Each probe finds one mistake. What is `True` as a number? In which of `[a, b, a, b]` and `[a, a, b, b]` do equal heads
-# stand side by side? Two scores are $4 x$ and 0: how many times the weight of the second has the first?
+# Each probe finds one mistake. What is `True` as a number? In which of `[a, b, a, b]` and `[a, a, b, b]` are equal
+# heads side by side? Two scores are $4 x$ and 0: how many times the second's weight does the first have?
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -224,33 +224,33 @@ except NotImplementedError:
 
 # %% [markdown] tags=["solution"]
 # **The mask**: `True` is 1, so what is seen gets a score that is 1 higher and nothing is hidden. **The heads**:
-# `repeat` lays the whole block of heads down again, `repeat_interleave` each head beside its copy; a model with one
-# head cannot tell. **The scale**: 1.28 is $e^{4/16}$, a right attention gives $e^{4/4} = 2.72$. Weights that are too
-# flat raise no error. **The missing mask**: the only mistake that ought to be loud. Probes like these need no
-# reference, no GPU and no tolerance to argue about, and each of them is a test that you can leave in place.
+# `repeat` repeats the whole block of heads, `repeat_interleave` puts each head beside its copy; a model with one head
+# can't tell. **The scale**: 1.28 is $e^{4/16}$, correct attention gives $e^{4/4} = 2.72$. Weights that are too flat
+# raise no error. **The missing mask**: the only mistake that ought to be loud. Probes like these need no reference, no
+# GPU and no tolerance to argue about, and each of them is a test that you can leave in place.
 
 # %% [markdown]
 # ## q3 · Which slots a row may read
 #
 # ●●○○○ · 12 minutes
 #
-# A kernel wants two numbers per row, not a mask: the first slot and the last slot that it may attend to. The mask of a
-# decode step is `[B, 1, 1, S]`: either truths (True is seen), or numbers that are added to the scores (0 is seen,
+# A kernel wants two numbers per row, not a mask: the first slot and the last slot that it may attend to. A decode
+# step's mask is `[B, 1, 1, S]`: either booleans (True is seen), or numbers that are added to the scores (0 is seen,
 # `-inf` hidden). Rows are padded on the left, so what a row sees is one run of slots, never empty. Return them as int64
 # `[2, B]`: first slots, last slots. If the mask is `None`, raise `ValueError`: never guess.
 #
 # <details><summary>Hint 1: a question</summary>
-# If you had the mask of a row as a list of truths in front of you, which two things would you look for in it?
+# If you had a row's mask in front of you as a list of booleans, which two things would you look for?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Bring both kinds of mask to one first. What a row sees is one run, so its beginning and its length say everything. Of
-# several equal numbers `argmax` gives the place of the first.
+# First bring both kinds of mask to one. What a row sees is one run, so its beginning and length say everything. If
+# several entries tie, `argmax` gives the first.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Four steps: refuse; `[B, S]` truths; the place where each row's run begins; from its length, where it ends. Stack the
-# two. No loop, and nothing that asks the device for a number.
+# Four steps: refuse; `[B, S]` booleans; the place where each row's run begins; from its length, where it ends. Stack
+# the two. No loop, and nothing that asks the device for a number.
 # </details>
 
 
@@ -291,7 +291,7 @@ if check.q3.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **Two numbers instead of a mask.** A mask has $S$ entries a row, which must be made, moved and read, and the kernel
+# **Two numbers instead of a mask.** A mask has $S$ entries per row, which must be made, moved and read, and the kernel
 # would have to look at all of them to find out that most slots are hidden. **Everything on the device.** No `.item()`,
 # no `int(...)`: `argmax` and `sum` are operations and stay in the graph. **Why not guess without a mask.** "All slots"
 # is right in a full cache without padding, and wrong everywhere else, without an error.
@@ -310,12 +310,12 @@ if check.q3.passed:
 # `q` may be a view: its own strides tell nothing about those of the output.
 #
 # <details><summary>Hint 1: a question</summary>
-# Which three properties of each result does the code that comes after depend on, and which of them does `q` have?
+# Which three properties of each result does the code after it depend on, and which of them does `q` share?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# `empty_like` takes over too much: dtype, shape **and** the order of the strides. There is a method of tensors that
-# takes over dtype and device alone.
+# `empty_like` takes over too much: dtype, shape **and** the order of the strides. Tensors have a method that takes over
+# only dtype and device.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -369,9 +369,9 @@ if check.q4.passed:
     print(f"graphs: {len(graphs)}, operations in each: {graphs}")
 
 # %% [markdown] tags=["solution"]
-# **Why strides.** The compiler makes code for what comes after from the fake alone. With wrong strides that code reads
-# the right memory in the wrong order; nothing fails but, at best, an assertion far away. **Why no computing.** A fake
-# is called with tensors that have no data. `q.new_empty(...)` is enough, and is the same on every device.
+# **Why strides.** The compiler generates the code that comes after from the fake alone. With wrong strides that code
+# reads the right memory in the wrong order, and at best an assertion fails somewhere far away. **Why no computing.** A
+# fake is called with tensors that have no data. `q.new_empty(...)` is enough, and is the same on every device.
 
 # %% [markdown]
 # ## q5 · From sixteen pieces to one
@@ -433,9 +433,9 @@ def show_pieces(step) -> None:
 show_pieces(hers)
 
 # %% [markdown]
-# Four pieces per layer, and the kernel in none of them. Write a step with the same result that Dynamo takes as **one**
-# graph, in which the host reads no number. The kernel must stay what it is: call `launch`, as an operation. You may
-# write helpers in the cell, and you may drop what the result doesn't depend on.
+# Four pieces per layer, and the kernel in none of them. Write a step with the same result that Dynamo captures as
+# **one** graph, in which the host reads no number. The kernel must stay what it is: call `launch`, as an operation. You
+# may write helpers in the cell, and you may drop what the result doesn't depend on.
 #
 # Shapes: `x` `[B, D]`; `weights` `[L, D, D]`; `keys`, `values` `[L, B, S, D]`; `position` `[B]` int64; result `[B, D]`.
 #
@@ -444,14 +444,14 @@ show_pieces(hers)
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# The compiler needs no look into the kernel if it knows what comes out: `torch.library.custom_op(name, function,
+# The compiler needn't look into the kernel if it knows what comes out: `torch.library.custom_op(name, function,
 # mutates_args=())` makes an operation of a function with types, and `.register_fake` says what comes out. The other two
 # lines ask the GPU for a number. `launch` takes the whole cache, since it hides the slots after each position.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# An operation with its fake, made once, outside of the step. Then a loop over layers with one line in it. Whether
-# something overflowed can be asked once, outside of the step.
+# An operation with its fake, made once, outside of the step. Then a loop over layers with one line in it. You can check
+# for overflow once, outside the step.
 # </details>
 
 
@@ -486,6 +486,6 @@ if check.q5.passed:
 # %% [markdown] tags=["solution"]
 # **The kernel** ends a graph because Dynamo can't see what it does; as an operation with a fake it's one node among
 # others. **`.item()`** saves the kernel a few slots and makes the host wait for the GPU in every layer: a kernel that
-# reads `position` on the device needs no slice. **The check** is an `if` on a number of the GPU's, so it costs a wait
-# as well. Keep the largest value in a tensor and look at it when the step is over. Fix one of the three, and the pieces
-# become fewer, and are still pieces: a CUDA graph can be recorded only once none is left.
+# reads `position` on the device needs no slice. **The check** is an `if` on a number from the GPU, so it makes the host
+# wait as well. Keep the largest value in a tensor and look at it when the step is over. Fix one of the three and you
+# have fewer pieces, but still pieces. Only a step without breaks and without reads can be recorded as one CUDA graph.

@@ -10,12 +10,12 @@
 # In June 2026 somebody wrote a GPU kernel for an RL training loop. Alone, it was 2.2 times as fast as what it replaced.
 # In the loop it produced the same tokens, without an error, and each decode step got nearly 3 times *slower* ([*Making
 # Dr GRPO go brrr*](https://kyrieblunders.bearblog.dev/making-dr-grpo-go-brrr/)). How can a faster part make the whole
-# slower? You need five lessons to solve that, and the first tool is in this one: find out where the time goes before
+# slower? It takes five lessons to solve that, and the first tool is in this one: find out where the time goes before
 # you speed anything up. Lesson 10 closes the case.
 #
 # **You will learn**
 #
-# - to time a training step phase by phase, and to say beforehand what a faster phase can give the whole;
+# - to time a training step phase by phase, and to predict what a faster phase can give the whole;
 # - why most of what people try first can't help, and how to see that in five minutes;
 # - to read a trace, and what "the GPU is busy" does and doesn't mean;
 # - to compute the time that no program can beat, and how far a real one is from it;
@@ -81,16 +81,16 @@ for phase, seconds in median.items():
 share_bet.result(round(100 * median["rollout"] / step_s))
 
 # %% [markdown]
-# Two habits are in that cell. The first step is left out, because it fetches memory and loads code that the others find
-# ready. And the rest is summed up by its **median**: a mean follows the one step that was disturbed.
+# Two habits are in that cell. The first step is left out: it allocates memory and loads code that the others find
+# ready. And we report the **median**, because one disturbed step shifts a mean.
 #
 # On a GPU there's a trap. The *host*, the CPU on which Python runs, only **asks** the GPU for work and goes on at once,
 # so a clock on the host times the asking. The package's `PhaseTimer` waits for the GPU at both ends of a phase.
 #
 # Here are the same phases on an H200, with the shape of Qwen2.5-0.5B and 64 answers of {{ load_record("step", "NVIDIA
-# H200")["setup"]["new_tokens"] }} tokens: TRL with the usual `generate` of transformers; TRL with a flag that lets
-# `generate` compile its *decode step*, the work for one more token per answer; then this package. **Look for** how the
-# blue share changes.
+# H200")["setup"]["new_tokens"] }} tokens: TRL, Hugging Face's RL library, with the usual `generate` of transformers;
+# TRL with a flag that lets `generate` compile its *decode step*, the work for one more token per answer; then this
+# package. **Look for** how the blue share changes.
 
 # %% tags=["hide-input"]
 # @title Figure: where a step goes
@@ -172,8 +172,8 @@ TRIED += ["a static KV cache and a compiled decode step"]
 ladder_bet = bet("TRL on the H200: which of these makes the step at least twice as fast?", TRIED)
 
 # %% [markdown]
-# Do not try. Divide. What does each of them speed up, and what share of a step is that? Here the two shares that are
-# seldom measured, the batch's way from the data set to the model:
+# Do not try. Divide. What does each of them speed up, and what share of a step is that? Here are the two shares that
+# hardly anybody measures, loading a batch and copying it:
 
 # %%
 from rlcourse.measure.timing import median_seconds
@@ -253,8 +253,8 @@ ladder_bet.result(TRIED[3] if whole > 2 else TRIED[2])
 #
 # The last two lines have the same ceiling and very different results. With 64 rows a static cache alone makes decoding
 # slower. {{ assert alone[64] < 1 < whole }} With the decode step compiled as well, the whole training step is {{
-# whole:.2f }} times as fast. A ceiling says what **may** be gained, not what a change collects of it: for that you must
-# know what the time is spent on (section 3).
+# whole:.2f }} times as fast. A ceiling says what **can** be gained, not how much of it a change delivers. For that you
+# must know what the time is spent on (section 3).
 #
 # How good is the law? The record has TRL's rollout before and after its decode step was compiled. **Look for** the
 # star, and for how soon each line bends away from the dotted one.
@@ -280,14 +280,13 @@ plt.show()
 
 # %% [markdown]
 # The rollout became {{ faster:.1f }} times as fast. By the law the step becomes {{ predicted:.2f }} times as fast, and
-# {{ found:.2f }} times was measured. {{ assert abs(predicted / found - 1) < 0.03 }} The law is arithmetic. It can only
-# fail if the other part did not stay as it was.
+# {{ found:.2f }} times was measured. {{ assert abs(predicted / found - 1) < 0.03 }} The law is arithmetic. It fails
+# only if the other part changed as well.
 #
 # ## 3 · What is it doing?
 #
-# Phases say where. A *profiler* says what: it notes every operator that PyTorch runs, with start and duration. Noting
-# things down takes time as well, so `profile` of the package times a call without the profiler and then looks at it
-# with the profiler.
+# Phases say where. A *profiler* says what: it notes every operator that PyTorch runs, with start and duration. Taking
+# notes costs time, so the package's `profile` first times a call without the profiler, then traces it.
 #
 # How many operators does one decode step have? A rollout also reads its prompts first (the *prefill*), so take the
 # difference of two lengths: what both have in common drops out.
@@ -321,12 +320,12 @@ for rows, seconds in decode_s_of.items():
     print(f"{1e6 * seconds / operators:.1f} µs each")
 
 # %% [markdown]
-# The number of operators hardly depends on the rows. With one row hardly anything is computed, and yet the step has its
-# price, the price of **calling**: Python calls PyTorch, PyTorch looks up the code for these types and makes room for
-# the result, every time. 16 times as many rows cost {{ decode_s_of[16] / decode_s_of[1]:.1f }} times as much. {{ assert
-# decode_s_of[16] < 8 * decode_s_of[1] }} A program whose time is that of its calls is *host-bound*. On a GPU this is
-# worse: the GPU does the work so much faster, while the host is no faster and must also launch a *kernel* for each
-# call.
+# The number of operators hardly depends on the rows. With one row there's hardly anything to compute, and the step
+# still costs something, the price of **calling**: Python calls PyTorch, PyTorch looks up the code for these types and
+# makes room for the result, every time. 16 times as many rows cost {{ decode_s_of[16] / decode_s_of[1]:.1f }} times as
+# much. {{ assert decode_s_of[16] < 8 * decode_s_of[1] }} A program that spends its time on calls is *host-bound*. A GPU
+# makes this worse: it does the work so much faster, while the host is no faster and must also launch a *kernel* for
+# each call.
 #
 # ### A trace
 #
@@ -382,10 +381,9 @@ plt.show()
 # %% [markdown]
 # ### How busy was the GPU?
 #
-# In the trace of a GPU there is a row of *kernels* as well, the programs that run on it. The *busy fraction* is the
-# time in which **at least one** of them ran, over the wall time. Kernels of different *streams*, the GPU's queues, can
-# overlap, so adding up their durations hides idle time. What counts is the length of their **union**. **Look for** the
-# black bars.
+# A GPU's trace also has a row of *kernels*, the programs that run on it. The *busy fraction* is the time in which **at
+# least one** of them ran, over the wall time. Kernels of different *streams*, the GPU's queues, can overlap, so adding
+# up their durations hides idle time. What counts is the length of their **union**. **Look for** the black bars.
 
 # %% tags=["hide-input"]
 # @title Figure: overlap counts once
@@ -424,24 +422,24 @@ display(Markdown("\n".join([*lines, "", provenance(decode)])))
 eager, static, fused = (RUNGS[name, 16] for name in ("hf-dynamic", "hf-static", "hf-static-compiled"))
 
 # %% [markdown]
-# That's what section 2 left open. A static cache alone takes none of the launches away, it adds some; compiling the
-# step leaves {{ fused["launches_a_step"]:.0f }} of {{ static["launches_a_step"]:,.0f }}. {{ assert
-# eager["launches_a_step"] < static["launches_a_step"] > 10 * fused["launches_a_step"] and static["ms_per_step"] >
-# eager["ms_per_step"] > fused["ms_per_step"] > RUNGS["graph", 16]["ms_per_step"] }} Lesson 07 shows how. Be careful
-# with the busy fraction, though:
+# That's what section 2 left open. A static cache alone removes no launches, it adds some; compiling the step leaves {{
+# fused["launches_a_step"]:.0f }} of {{ static["launches_a_step"]:,.0f }}. {{ assert eager["launches_a_step"] <
+# static["launches_a_step"] > 10 * fused["launches_a_step"] and static["ms_per_step"] > eager["ms_per_step"] >
+# fused["ms_per_step"] > RUNGS["graph", 16]["ms_per_step"] }} Lesson 07 shows how. Be careful with the busy fraction,
+# though:
 #
-# - **Low busy** says that the GPU waits, not for what. Usually it's the host. It may also be a copy, or a line that
+# - **Low busy** says that the GPU waits, but not for what. Usually it's the host. It may also be a copy, or a line that
 #   asks for a number with `.item()`.
 # - **High busy** says little. Each kernel may be waiting for memory, or use a fraction of the chip.
-# - **It's only as good as its window.** Count a short rollout with its prefill, and you've measured something else than
-#   a decode step. `nvidia-smi`'s *GPU-Util* averages over all phases.
+# - **It's only as good as its window.** Count a short rollout with its prefill, and you haven't measured a decode step.
+#   `nvidia-smi`'s *GPU-Util* averages over all phases.
 #
 # ### Two traces of a GPU
 #
-# What does a GPU look like that waits? Two traces of a few decode steps of 16 rows on the H200 are in
-# `data/traces/nvidia-h200`, to open in Perfetto yourself. In `hf-static-breaks.json.gz` it's `generate` with the kernel
-# of our mystery plugged in, or rather one like it. `graph.json.gz` is this package's step, one CUDA graph. Here are 1.5
-# ms of each. **Look for** the white in the lower lanes.
+# What does a waiting GPU look like? Two traces of a few decode steps of 16 rows on the H200 are in
+# `data/traces/nvidia-h200`, to open in Perfetto yourself. `hf-static-breaks.json.gz` is `generate` with a kernel like
+# the one in our mystery plugged in. `graph.json.gz` is this package's step, one CUDA graph. Here are 1.5 ms of each.
+# **Look for** the white in the lower lanes.
 
 # %% tags=["hide-input"]
 # @title Figure: two traces on one time axis
@@ -489,13 +487,12 @@ for variant, name in TRACED.items():
 display(Markdown("\n".join([*lines, "", provenance(traced)])))
 
 # %% [markdown]
-# Above, each kernel comes when the host gets round to it, and for {{ 100 * gap["hf-static-breaks"]:.0f }}% of the step
-# there is none. Below, they're back to back, and for {{ 100 * gap["graph"]:.0f }}% there is none. {{ assert
-# gap["hf-static-breaks"] > 0.8 and gap["graph"] < 0.2 }} A faster kernel makes a line thinner. It does nothing to the
-# white.<br><small>The profiler slows down the host; the table divides the step's time without it.</small>
+# In the upper trace each kernel comes when the host gets round to it, and for {{ 100 * gap["hf-static-breaks"]:.0f }}%
+# of the step none runs. In the lower one they're back to back, and none runs for {{ 100 * gap["graph"]:.0f }}%. {{
+# assert gap["hf-static-breaks"] > 0.8 and gap["graph"] < 0.2 }} A faster kernel makes a line thinner. It does nothing
+# to the white.<br><small>The profiler slows down the host; the table divides the step's time without it.</small>
 #
-# Neither of these numbers says how fast the step could be. So we need something to compare with that doesn't depend on
-# any program.
+# Neither number says how fast the step could be. For that we need a yardstick that doesn't depend on any program.
 #
 # ## 4 · The floor
 #
@@ -525,9 +522,9 @@ for name, shape, size in (("embedded, float32", small, 4), ("Qwen2.5-0.5B, bfloa
 # From 1 row to 64 the weights do not grow, only the cache does. And with long texts the cache is larger than the model:
 # then rows are no longer free.
 #
-# How fast are bytes? Don't take it from a data sheet. Copy a large piece of memory, and count it twice, as it is read
-# and written. (Reading alone may be a little faster than a copy, so the floor is not exact.) While at it, multiply two
-# large matrices, for operations per second. A step must do both, so its floor is the **longer** of the two times.
+# How fast are bytes? Don't take it from a data sheet. Copy a large piece of memory, and count each byte twice, once
+# read and once written. (Reading alone may be a little faster, so the floor isn't exact.) While you're at it, multiply
+# two large matrices, for FLOP/s. A step must do both, so its floor is the **longer** of the two times.
 
 # %%
 from rlcourse.measure.roofline import measure_machine
@@ -575,8 +572,8 @@ plt.show()
 #
 # ### Predict, then measure
 #
-# The floor is the prediction. The measurement is section 3's, for more row counts. **Look for** how the blue line comes
-# closer to the higher of the other two.
+# The floor is the prediction. The measurement is section 3's, for more row counts. **Look for** how the blue line
+# approaches the higher of the other two.
 
 # %%
 context = len(prompts[0]) + (FEW + MORE) / 2  # the mean over the steps that are left in the difference
@@ -608,8 +605,8 @@ above = {rows: s / cached.floor_seconds(decode_step(small, rows, context, 4)) fo
 # With {{ most }} rows the same calls do more work, and it takes {{ above[most]:.1f }} times. {{ assert above[most] <
 # above[least] }} {{ most // least }} times as many rows take {{ measured[most] / measured[least]:.0f }} times as long.
 #
-# **Explore** the bytes of a step on any machine. Try: where the cache overtakes the weights, and how far a larger model
-# moves that point.
+# **Explore** the bytes of a step on any machine. Find out where the cache overtakes the weights, and how far a larger
+# model moves that point.
 
 # %% tags=["hide-input"]
 # @title Explorer: what a decode step moves
@@ -645,7 +642,7 @@ explorer(
 )
 
 # %% [markdown]
-# ## 5 · Writing and learning
+# ## 5 · Decode and prefill
 #
 # Decoding reads all weights to write one token per row. What if the tokens were already there? The **same tokens**
 # through the **same weights**: one by one over a cache (*decode*), or all in one pass (*prefill*). The results are
@@ -685,11 +682,11 @@ print(f"one by one {1e3 * decode_s:.1f} ms, at once {1e3 * prefill_s:.2f} ms")
 prefill_bet.result(round(decode_s / prefill_s))
 
 # %% [markdown]
-# That is the asymmetry of the whole loop. {{ assert decode_s > 4 * prefill_s }} To **write** a text, its tokens come
-# one after the other, since each depends on the one before. To **learn** from it, or to read a prompt, they are all
+# That's the asymmetry at the heart of RL. {{ assert decode_s > 4 * prefill_s }} When you **write** a text, tokens come
+# one after the other, since each depends on those before it. When you **learn** from it, or read a prompt, they're all
 # there. Two consequences. A prompt that eight answers share is prefilled once, and its keys and values are given to all
-# eight. And the update is a prefill of finished texts, followed by a backward pass, so it uses each weight that it
-# reads for thousands of tokens:
+# eight. And the update is a prefill of finished texts, followed by a backward pass, so each weight it reads serves
+# thousands of tokens:
 
 # %%
 from rlcourse.collect import collect
@@ -702,11 +699,10 @@ print(f"{int(rollout.completion_lengths.max())} times; to learn from them about 
 print(f"once forward and twice backward for each of {passes} micro-batches")
 
 # %% [markdown]
-# *Arithmetic intensity* is operations over bytes: how often a byte is used once it has been fetched. A machine has an
-# intensity of its own, operations per second over bytes per second, called the *ridge*. If nothing else holds a program
-# up, it waits for bytes below the ridge and for arithmetic above it. Draw both limits and you get a roof (Williams et
-# al. 2009). **Look for** where decoding and the update stand, and for the two ways up: right along the slope, or
-# straight up to the roof.
+# *Arithmetic intensity* is FLOP per byte: how much a program computes with each byte it fetches. A machine has one of
+# its own, FLOP/s over bytes per second, called the *ridge*. If nothing else holds a program up, it's *memory-bound*
+# below the ridge and *compute-bound* above it. Draw both limits and you get a roof (Williams et al. 2009). **Look for**
+# where decoding and the update are, and for the two ways up: right along the slope, or straight up to the roof.
 
 # %% tags=["hide-input"]
 # @title Figure: the roofline of the H200
@@ -731,17 +727,16 @@ plt.show()
 intensity = {"decode": points[1][1].intensity, "update": learned.intensity}
 
 # %% [markdown]
-# Decoding 64 rows does {{ intensity["decode"]:.0f }} operations per byte, the update {{ intensity["update"]:,.0f }},
-# and the ridge lies at {{ gpu.ridge:.0f }}. {{ assert intensity["decode"] < gpu.ridge < intensity["update"] }} The
-# update runs at {{ row["tflops"]:.0f }} of the {{ peak:.0f }} TFLOP/s that a large matrix product reaches there. (Its
-# bytes are those of weights, gradients and optimizer. What activations move depends on the program and is not counted.)
+# Decoding 64 rows does {{ intensity["decode"]:.0f }} FLOP per byte, the update {{ intensity["update"]:,.0f }}, and the
+# ridge lies at {{ gpu.ridge:.0f }}. {{ assert intensity["decode"] < gpu.ridge < intensity["update"] }} The update runs
+# at {{ row["tflops"]:.0f }} of the {{ peak:.0f }} TFLOP/s that a large matrix product reaches there. (Activations
+# aren't counted among its bytes.)
 #
 # ## 6 · Memory
 #
-# Time is half of it; the other limit is what must be in memory at once. Lesson 05 counted the parts. `MemoryTimeline`
-# watches them: the memory of this process, every few milliseconds. **Look for** the rises in the update: one for each
-# of the {{ passes }} micro-batches. (All rows train here, so it takes longer than in section 1. {{ assert idle > 0.25
-# }})
+# Time is one limit; what must be in memory at once is the other. Lesson 05 counted the parts. `MemoryTimeline` watches
+# them: the memory of this process, every few milliseconds. **Look for** the rises in the update: one for each of the {{
+# passes }} micro-batches. (All rows train here, so it takes longer than in section 1. {{ assert idle > 0.25 }})
 
 # %%
 from rlcourse.losses import aggregate
@@ -783,7 +778,7 @@ ax.set_title("Memory of this process over one step")
 plt.show()
 
 # %% [markdown]
-# The small step at the left is the rollout. Each rise in the update is a forward pass, which keeps what its backward
+# The small rise at the left is the rollout. Each rise in the update is a forward pass, which keeps what its backward
 # pass will need. The second is higher because rows are sorted by length and it has the longer answers.
 #
 # ## 7 · Three kinds of slow
@@ -819,12 +814,12 @@ for text, kind in CASES.items():
 # %% [markdown]
 # The first step takes {{ few_rows["ms_per_step"] / few_rows["floor_ms"]:.0f }} times its floor, so it doesn't wait for
 # bytes; {{ assert few_rows["ms_per_step"] > 50 * few_rows["floor_ms"] }} it waits for a thousand launches. The update
-# of {{ row["rows"] }} answers is nearest to compute-bound: it reaches {{ 100 * row["tflops"] / peak:.0f }}% of the
-# arithmetic that there is. With a quarter of the tokens it isn't quite that: 16 answers take {{ 100 / longer:.0f }}% of
-# its time. {{ assert 2 < longer < 3 and row["rows"] == 64 }}
+# of {{ row["rows"] }} answers is nearest to compute-bound: it reaches {{ 100 * row["tflops"] / peak:.0f }}% of what a
+# large matrix product gets. It isn't all the way there: 16 answers, a quarter of the tokens, take {{ 100 / longer:.0f
+# }}% of its time. {{ assert 2 < longer < 3 and row["rows"] == 64 }}
 #
 # The order of work, then: phases and Amdahl first, then busy, then the floor. Don't tune a kernel while the host is
-# what you wait for. And stop when the floor is near, or when Amdahl says that the rest does not matter.
+# what you wait for. And stop when the floor is near, or when Amdahl says that the rest doesn't matter.
 #
 # ## Check yourself
 #
@@ -844,8 +839,8 @@ for text, kind in CASES.items():
 # 3. `nvidia-smi` shows 98% during your rollout. Is there anything left to gain?
 #
 # <details><summary>Answer</summary>
-# It may be nearly everything. 98% says that some kernel ran nearly always, not that it did much. Compare the step with
-# its floor.
+# Maybe nearly everything. 98% says that nearly always some kernel ran, not that it did much. Compare the step with its
+# floor.
 # </details>
 #
 # 4. Decoding 16 rows takes 3 ms, 32 rows 3.1 ms. Which kind of slow is it, or which can it not be?

@@ -14,9 +14,10 @@
 # - why a static cache alone can be slower, and what it buys all the same;
 # - what a CUDA graph is, by writing one in 20 lines that run on your processor;
 # - that `generate` compiles your model without telling you, what breaks that, and how to count the pieces;
-# - what answers of differing length cost, and which way of spending slots makes it cheaper.
+# - what answers of different lengths cost, and how to schedule them.
 #
-# You need [lesson 06](06_where_time_goes.ipynb): launches, the byte floor, the three kinds of slow.
+# You need [lesson 06](06_where_time_goes.ipynb): launches, the byte floor, the three kinds of slow. One of the clues to
+# its mystery is in this lesson: watch for a program that stays right and turns slow.
 
 # %%
 import dataclasses
@@ -50,9 +51,9 @@ prompts = [policy.prompt(p.question) for p in task.problems("train")[:64]]
 # %% [markdown]
 # ## 1 · The ladder
 #
-# One decode step: every row gets its next token. The model is Qwen2.5-0.5B's shape, the GPU an H200, 16 rows. From the
-# first rung to the last nothing changes in **what** is computed. Every rung draws its tokens from the same
-# distribution. **Look for** the one that is a step down.
+# One decode step: every row gets its next token. The model has Qwen2.5-0.5B's shape, the GPU is an H200, and there are
+# 16 rows. All rungs compute the **same thing**: every one draws its tokens from the same distribution. **Look for** the
+# one that is a step down.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -97,23 +98,23 @@ ahead = [RUNGS["graph", n]["tokens_per_s"] / RUNGS["vllm", n]["tokens_per_s"] fo
 # fused["ms_per_step"]:.1f }} times, with {{ fused["launches_a_step"]:.0f }} launches instead of {{
 # static["launches_a_step"]:,.0f }}, and only the second makes it possible. This lesson is about why.
 #
-# How far does the last rung go? vLLM, the engine that most people would take, decoded the same prompts in the same run.
-# Over 16, 64 and 256 rows the last rung made {{ min(ahead):.1f }} to {{ max(ahead):.1f }} times as many tokens per
-# second. vLLM knows hundreds of architectures and serves users who come and go; this engine knows three, and all its
-# rows are there at once.<br><small>vLLM ran as a library in the same process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`).
-# Lesson 10 has some of these rungs from another run, and lesson 11 compares another engine of ours, the paged one:
-# those times and factors differ.</small>
+# How good is the last rung? vLLM, the engine that most people would use, decoded the same prompts in the same run. Over
+# 16, 64 and 256 rows the last rung made {{ min(ahead):.1f }} to {{ max(ahead):.1f }} times as many tokens per second.
+# vLLM knows hundreds of architectures and serves users who come and go; this engine knows three, and all its rows are
+# there at once.<br><small>vLLM ran as a library in the same process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`). Lesson 10 has
+# some of these rungs from another run, and lesson 11 compares our paged engine, so times and factors differ
+# there.</small>
 #
 # Everything live is measured on the CPU with the model that ships. It's a small model of Qwen2.5's architecture, so the
 # first two rungs run here, and so does our own step, without its graph.
 #
 # ## 2 · Keys and values
 #
-# The simplest decoder feeds the model the whole text, takes the last logits, appends a token and starts again. All
-# positions but the last were worked on before, with the same result. What does a new token need of the old ones? Only
-# attention looks back, and it looks at **keys and values**. Those of a position depend on it and on the ones before it,
-# never on what comes later. So keep them. The prompt goes through at once (*prefill*), and from then on the model gets
-# **one token** per step (*decode*).
+# The simplest decoder feeds the model the whole text, takes the last logits, appends a token and starts again. It
+# recomputes every position but the last, with the same result as before. What does a new token need from the old ones?
+# Only attention looks back, and it looks at **keys and values**. A position's keys and values depend on it and on the
+# positions before it, never on what comes later. So keep them. The prompt goes through at once (*prefill*), and from
+# then on the model gets **one token** per step (*decode*).
 
 # %%
 from transformers import DynamicCache
@@ -153,10 +154,10 @@ print(list(cache.layers[0].keys.shape), "= [rows, kv heads, tokens, head dim]")
 # ### It grows, and that costs
 #
 # But look at how a `DynamicCache` keeps them: it calls `torch.cat`, which can't make a tensor longer. It takes new
-# memory and copies the **whole cache** there, in every layer, at every step. That is another square, with a much
+# memory and copies the **whole cache** there, in every layer, at every step. That's quadratic again, with a much
 # smaller constant. The remedy is to take the memory at the start. A **static cache** has a fixed number of *slots*,
-# zeros at first. A step writes into slot number `slot` and attends to **all** slots, with a mask over those that hold
-# nothing yet. One row, one head, by hand:
+# zeros at first. A step writes into slot number `slot` and attends to **all** slots, with a mask over those that are
+# still empty. One row, one head, by hand:
 
 # %%
 torch.manual_seed(0)
@@ -182,9 +183,8 @@ lost = scores.softmax(-1)[0, filled + 1 :].sum().item()
 assert torch.allclose(weights @ static_values, dynamic_out) and static_keys.data_ptr() == address
 
 # %% [markdown]
-# Forget the mask, and an empty slot gets the score 0, which is $e^0 = 1$ before it is normalised. Here
-# {{ 100 * lost:.0f }}% of the weight would go to slots that hold nothing, and no exception would tell you.
-# {{ assert lost > 0.1 }}
+# Forget the mask, and an empty slot gets the score 0, which is $e^0 = 1$ before it is normalised. Here {{ 100 *
+# lost:.0f }}% of the weight would go to empty slots, and no exception would tell you. {{ assert lost > 0.1 }}
 #
 # Is it faster? One layer's attention for 8 rows, the dynamic cache at its length, the static one with room for 512:
 
@@ -234,9 +234,9 @@ for t in (32, 128, 511):
 #
 # ## 3 · A CUDA graph, by hand
 #
-# A program that's the same at every step can be written down once and done again, with nobody thinking. That's all a
-# CUDA graph is: kernels, and the **addresses** they read and write. PyTorch can call us whenever it's about to run an
-# operation, so here's one for the CPU:
+# A program that's the same at every step can be recorded once and replayed without the host. That's all a CUDA graph
+# is: kernels, and the **addresses** they read and write. PyTorch can call us whenever it's about to run an operation,
+# so we can build one for the CPU:
 
 # %%
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -274,8 +274,8 @@ tape.replay()
 print(f"{len(tape.calls)} call; after a.fill_(10) and a replay: {doubled.tolist()}")
 
 # %% [markdown]
-# A real one: the decode step of this package, with the embedded model. Everything that it needs is at fixed
-# addresses: `tokens`, `positions` and the cache. The step leaves the next tokens where it found the last ones.
+# A real one: the decode step of this package, with the embedded model. Everything it needs is at fixed addresses:
+# `tokens`, `positions` and the cache. The step writes the next tokens where it read the last ones.
 
 # %%
 fast = make_engine(policy, "fast", torch.float32)
@@ -319,8 +319,7 @@ print(repr(policy.tokenizer.decode(by_replay[0])))
 # %% [markdown]
 # The decoder's Python ran once; {{ NEW - 1 }} tokens for each row came out. (It saves no time here, since our tape is
 # played back by Python. A GPU plays its own.) No `if` stops a row at its end: what follows the first `<|im_end|>` is
-# computed, and nobody counts it. Now update the model, as training does, and give the decoder its weights in **new**
-# tensors:
+# computed and ignored. Now update the model, as training does, and give the decoder its weights in **new** tensors:
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -342,9 +341,9 @@ stale_bet.result(FATES[2] if torch.equal(swapped, by_steps) else FATES[1])
 
 # %% [markdown]
 # The tape has addresses, not names. {{ assert torch.equal(swapped, by_steps) and torch.equal(copied, wanted) and not
-# torch.equal(wanted, by_steps) }} It samples from last week's policy and no error is raised: nothing fails but the
-# training. So the package's engine **copies** new weights to where the old ones are, and a test proves that no stale
-# weight is ever sampled from. Three more ways to break a recording:
+# torch.equal(wanted, by_steps) }} It keeps sampling from the old policy without an error: nothing fails but the
+# training. So the package's engine **copies** new weights over the old ones, and a test checks that it never samples
+# from stale ones. Three more ways to break a recording:
 
 # %% tags=["hide-input"]
 # @title What a tape cannot hold
@@ -377,10 +376,10 @@ for name, run in (
 #
 # - **fixed addresses** for inputs, outputs, weights and cache; what's new is copied there;
 # - **fixed shapes**: a static cache, and a recording for each number of rows;
-# - **nothing decided by the host**: no `.item()`, no `if` on a tensor. Ended rows go on and compute a token that nobody
-#   counts;
-# - **nothing remembered by Python**: what was a number when it was recorded stays that number, as silently as an old
-#   address stays the old one.
+# - **nothing decided by the host**: no `.item()`, no `if` on a tensor. Finished rows go on and compute tokens that are
+#   ignored;
+# - **no state in Python**: a number that was recorded stays that number, as silently as an old address stays the old
+#   one.
 #
 # On a GPU the recording is these lines:
 #
@@ -392,7 +391,7 @@ for name, run in (
 # graph.replay()                        # as often as you like
 # ```
 #
-# A graph makes launches free, not kernels. Each of them still starts, ends, and hands its result to the next through
+# A graph makes launches nearly free, not kernels. Each still starts, ends, and passes its result to the next through
 # memory.
 #
 # ## 4 · The compile that nobody asked for
@@ -404,8 +403,8 @@ for name, run in (
 #
 # All of it depends on there being **one** piece. `torch.compile` has two halves. *Dynamo* runs through the Python code
 # and collects operations in a graph; a *backend* makes a program of the graph. Where Dynamo meets something that it
-# can't put into a graph, it ends the graph, lets Python do that thing, and begins another: a **graph break**. So look
-# yourself. A backend of our own can note what it's given:
+# can't put into a graph, it ends the graph, lets Python do that thing, and begins another: a **graph break**. So check.
+# A backend of our own can note what it's given:
 
 # %%
 torch._logging.set_logs(dynamo=logging.CRITICAL)  # Dynamo warns of breaks; here they are made on purpose
@@ -452,12 +451,12 @@ for name, mix in VARIANTS.items():
 
 # %% [markdown]
 # Read the pieces. A function that Dynamo may not look into (a hand-written kernel usually is one) cuts its caller in
-# two: what comes before and what comes after. A function that reads a number is cut **itself** as well, before and
-# after the number, inside a caller that is cut around it.
+# two: what comes before and what comes after. A function that reads a number is itself cut as well, before and after
+# the number, inside a caller that's cut around it.
 #
-# Now the real thing: `generate` with the embedded model and its four layers. A CPU is not among the devices that it
-# compiles for, but a switch that transformers' own tests use lets it. First the attention that ships, then the same
-# attention where Dynamo may not look.
+# Now the real thing: `generate` with the embedded model and its four layers. It doesn't compile on a CPU by default,
+# but a switch from transformers' own tests makes it. First the attention that ships, then the same attention where
+# Dynamo may not look.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -515,7 +514,7 @@ pieces_bet.result(round(broken["a step"]))
 # One piece became {{ broken["a step"]:.0f }}. {{ assert whole["a step"] == 1 and broken["a step"] > 4 * shape.layers }}
 # The cut goes through every caller up to the top. The tokens are right and nothing fails; it's only slow. Each piece is
 # guarded (are shapes and types what they were?), each is a graph of its own to launch, and nothing can be fused across
-# a break. It gets worse with depth, and lesson 10 shows what that cost on the H200, with a kernel that was faster.
+# a break. It gets worse with depth; lesson 10 shows what it costs on the H200.
 #
 # Two tripwires for your own work. `CompileConfig(fullgraph=True)` turns a break like this one into an error. But recent
 # versions of PyTorch accept an `.item()` even then: there's one piece, and in its middle the host waits for a number.
@@ -524,7 +523,7 @@ pieces_bet.result(round(broken["a step"]))
 # ## 5 · A step of our own
 #
 # {{ fused["launches_a_step"]:.0f }} launches and {{ fused["ms_per_step"] / floor_ms:.1f }} times the byte floor are
-# left. The compiler makes better kernels of the step that it's given. We can write **another step** with the same
+# left. The compiler makes better kernels out of the step it's given. We can write **another step** with the same
 # result: `rlcourse/rollout/decoder.py`, in plain PyTorch. Four things differ.
 #
 # **One product instead of three.** Queries, keys and values are three products of the same input. Stacked into one
@@ -562,12 +561,12 @@ print(f"{heads} heads on {kv_heads}: repeated {repeat_us:,.0f} µs, folded {fold
 # {{ repeat_us / fold_us:.1f }} times as long, with {{ heads // kv_heads }} heads to a key-value head: the repeated
 # cache has to be written, and then there is more of it to read. {{ assert repeat_us > 1.3 * fold_us }}
 #
-# **The token is drawn inside the step.** `generate` draws it after the model has run, outside what is compiled. Made of
-# tensor operations, a draw can be recorded with the rest. *Gumbel-max*: add $-\log(-\log u)$ to each logit, with $u$
-# uniform on $[0, 1)$, and take the largest. That is a draw from the softmax, with as many random numbers as there are
-# tokens in the vocabulary. One number is enough, by *inversion*: put the probabilities side by side on a line from 0 to
-# 1 and see into which piece $u$ falls. The package's kernels do that, in two levels, so that no long running sum is
-# needed. You will fix a version of it.
+# **The token is drawn inside the step.** `generate` draws it after the model has run, outside what is compiled. If the
+# draw is made of tensor operations, it can be recorded with the rest. *Gumbel-max*: add $-\log(-\log u)$ to each logit,
+# with $u$ uniform on $[0, 1)$, and take the largest. That is a draw from the softmax, at the price of one random number
+# per token of the vocabulary. A single number is enough with *inversion*: put the probabilities side by side on a line
+# from 0 to 1 and see which piece $u$ falls into. The package's kernels do that, in two levels, so that no long running
+# sum is needed. In the exercises you'll fix a version of it.
 
 # %% tags=["hide-input"]
 # @title Figure: a draw by inversion
@@ -601,10 +600,10 @@ for name, drawn in (
 assert chi["Gumbel-max"] < 9 + 5 * 18**0.5 < chi["wrong: logits + u"]
 
 # %% [markdown]
-# **The host looks every few steps.** Has every row ended? To know, it must read a flag, and to read it, wait until the
-# GPU has caught up. Between two looks, ended rows compute tokens that nobody counts.
+# **The host looks only every few steps.** Has every row ended? To know, the host must read a flag, and to read it, wait
+# until the GPU has caught up. Between two looks, finished rows compute tokens that are ignored.
 #
-# What our own step is worth on the H200, and what comes on top of it:
+# Here's what our own step is worth on the H200, and what kernels of our own add:
 
 # %% tags=["hide-input"]
 # @title Table: from the compiled step to the floor
@@ -631,7 +630,7 @@ own, own_compiled = RUNGS["graph-eager", 16], RUNGS["graph-compiled", 16]
 # teach how to write such kernels; lesson 10, section 6, says which of ours are in Triton and which in CuTe.
 #
 # All of this is worth something only if the answers are the same. Here are the rungs that run on a CPU, on prompts of
-# differing lengths. Then their times: **look for** what beats the dynamic cache here.
+# different lengths. Then their times: **look for** what beats the dynamic cache here.
 
 # %%
 ENGINES = {
@@ -681,9 +680,9 @@ plt.show()
 
 # %% [markdown]
 # Here our step is {{ live["dynamic cache"] / live["our step"]:.1f }} times as fast as the dynamic cache, even without a
-# recording. {{ assert live["our step"] < live["dynamic cache"] < live["no cache"] }} The static cache is no step down
-# here: its room is made for these answers, so few slots are empty. {{ assert live["static cache"] < 1.15 *
-# live["dynamic cache"] }}
+# recording. {{ assert live["our step"] < live["dynamic cache"] < live["no cache"] }} The static cache isn't a step down
+# here: it's sized for these answers, so few slots are empty. {{ assert live["static cache"] < 1.15 * live["dynamic
+# cache"] }}
 #
 # ## 6 · More rows
 #
@@ -717,11 +716,11 @@ rising = RUNGS["graph", 256]["ms_per_step"] / RUNGS["graph", 16]["ms_per_step"]
 above = [RUNGS["graph", n]["ms_per_step"] / RUNGS["graph", n]["floor_ms"] for n in (16, 256)]
 
 # %% [markdown]
-# With 16 times as many rows the last rung takes {{ rising:.1f }} times as long. It pays for its rows: $N$ rows read $N$
-# caches, and the step grows faster than its byte floor. {{ assert 1.3 < rising and above[0] < above[1] }}
+# With 16 times as many rows the last rung takes {{ rising:.1f }} times as long. $N$ rows read $N$ caches, and the step
+# grows even faster than its byte floor. {{ assert 1.3 < rising and above[0] < above[1] }}
 #
 # **Explore** what binds a step of Qwen2.5-0.5B with 256 tokens in each row's cache: the host's launches, bytes, or
-# operations. Try 1,200 launches, then 1. From how many rows on is it operations?
+# operations. Try 1,200 launches, then 1. From how many rows on is it compute-bound?
 
 # %% tags=["hide-input"]
 # @title Explorer: what binds a step
@@ -761,13 +760,13 @@ explorer(draw_step, static=[story | machine for story in stories], **controls)
 # %% [markdown]
 # ## 7 · Answers end at different times
 #
-# So far all rows had the same length. Real answers do not. From here on a *slot* is a place for one row in the batch,
-# and a *slot-step* is one such place in one step; here are three ways to spend them:
+# So far all rows had the same length. Real answers don't. From here on a *slot* is a place for one row in the batch,
+# and a *slot-step* is one such place in one step. There are three ways to schedule answers:
 #
-# - **wait**: a batch goes on until its longest answer has ended;
-# - **leave**: rows that have ended leave the batch, and the step becomes smaller;
-# - **refill**: more answers wait than there are slots, and a slot that becomes free takes the next one (*continuous
-#   batching*, Yu et al. 2022).
+# - **wait**: a batch runs until its longest answer has ended;
+# - **leave**: finished rows leave the batch, and the step becomes smaller;
+# - **refill**: more answers wait than there are slots, and a free slot takes the next one (*continuous batching*, Yu et
+#   al. 2022).
 #
 # In the figure each is drawn as rows over steps. **Look for** how wide they are.
 
@@ -847,9 +846,9 @@ times_vllm = [UNEQUAL["graph", n]["tokens_per_s"] / UNEQUAL["vllm", n]["tokens_p
 
 # %% [markdown]
 # With lengths like these `generate` keeps less than half of its rate, our engine more than four fifths. {{ assert
-# max(waits) < 0.5 < 0.6 < min(theirs) and min(ours) > 0.8 }} What keeps ours from its full rate is the tail of the
-# figure: the last answers end one by one, and nobody is left to take their slots. {{ assert 0.97 < min(of_schedule) and
-# max(of_schedule) < 1.03 }}
+# max(waits) < 0.5 < 0.6 < min(theirs) and min(ours) > 0.8 }} What keeps ours from its full rate is the tail in the
+# figure: the last answers end one by one, and nothing is left to fill their slots. {{ assert 0.97 < min(of_schedule)
+# and max(of_schedule) < 1.03 }}
 #
 # And a training step? With {{ trl["rlcourse"]["rows"] }} rows the third rung takes TRL's step from {{
 # trl["trl-default"]["step_s"]:.2f }} s to {{ trl["trl-static-compiled"]["step_s"]:.2f }} s, and this package's takes {{
@@ -859,14 +858,14 @@ times_vllm = [UNEQUAL["graph", n]["tokens_per_s"] / UNEQUAL["vllm", n]["tokens_p
 #
 # ## Check yourself
 #
-# 1. The static cache attends to slots that hold nothing, and alone it can be slower. Why have it?
+# 1. The static cache attends to empty slots, and alone it can be slower. Why have it?
 #
 # <details><summary>Answer</summary>
 # Every step is the same program at the same addresses: it can be compiled once, and recorded in a CUDA graph.
 # </details>
 #
 # 2. You replaced the attention by a fast kernel of your own and the rollout became slower, with the same tokens. What
-#    do you look at first?
+#    do you look at first? (Lesson 10 tries your answer out.)
 #
 # <details><summary>Answer</summary>
 # At the number of pieces that run in a step. If Dynamo can't look into your kernel's wrapper, each layer breaks the
@@ -883,7 +882,7 @@ times_vllm = [UNEQUAL["graph", n]["tokens_per_s"] / UNEQUAL["vllm", n]["tokens_p
 # 4. Your recorded step takes `temperature` as a Python number. You lower it after a hundred steps. What happens?
 #
 # <details><summary>Answer</summary>
-# Nothing, silently: the number of the recording is on the tape. Keep it in a tensor and write the new value into it.
+# Nothing, silently: the recorded number is on the tape. Keep it in a tensor and write the new value into it.
 # </details>
 #
 # 5. Your rollout is 90% of a step. You make it 9 times as fast. How much faster is the step, and how much could it

@@ -13,12 +13,13 @@
 # - what a GPU runs: threads, warps, blocks, and what a branch costs;
 # - what a layout is, and why neighbouring threads should read neighbouring bytes;
 # - RMSNorm: shuffles, shared memory, barriers, and mistakes that a test on a GPU may never show;
-# - what fusing buys, and how to tell when there's nothing left to win;
+# - what fusing buys, and how to tell when to stop;
 # - to run a kernel of yours without this course: alignment, streams, and the same kernel in Triton.
 #
-# You need [lesson 06](06_where_time_goes.ipynb): floors. You don't need a GPU. Compiling for one works without it, and
-# an **interpreter** runs the compiled code on the CPU, slowly, on small tensors, counting every byte. Where there is a
-# GPU, each run is repeated on it and compared. Times come from records.
+# You need [lesson 06](06_where_time_goes.ipynb): floors. You don't need a GPU. You can compile for one without having
+# it, and an **interpreter** runs the compiled code on the CPU, slowly, on small tensors, counting every byte. If you do
+# have a GPU, each run is repeated there and compared. Times come from records. A puzzle waits in section 9: one kernel,
+# compiled twice and right both times, asks for its data once in one program and four times in the other.
 #
 # The compiler is a package for Linux: `pip install "rlcourse[kernels]"`; in Colab `%pip install
 # "nvidia-cutlass-dsl>=4.8.1,<4.9" "apache-tvm-ffi>=0.1.15,<0.2"`.
@@ -50,13 +51,13 @@ print("CuTe DSL is here" if dsl.INSTALLED else "CuTe DSL is missing: see the lin
 # %% [markdown]
 # ## 1 · A whole program
 #
-# A *kernel* is a function that many *threads* run at once. Each finds out which one it is and takes its part of the
-# work. Threads come in *blocks* of up to 1,024; the launch says how many blocks there are, the *grid*. A block stays on
-# one of the GPU's processors (an *SM*, streaming multiprocessor), so its threads can share fast memory and wait for
-# each other. Blocks share only the GPU's large *global* memory.
+# A *kernel* is a function that many *threads* run at once. Each thread finds out which one it is and does its part of
+# the work. Threads come in *blocks* of up to 1,024; the launch says how many blocks there are, the *grid*. A block
+# stays on one of the GPU's processors (an *SM*, streaming multiprocessor), so its threads can share fast memory and
+# wait for each other. Blocks share only the GPU's large *global* memory.
 #
-# In CuTe DSL all of that is Python. Here's a complete program that adds two vectors, one element per thread. It needs
-# nothing of this course.
+# In CuTe DSL all of that is Python. Here's a complete program that adds two vectors, one element per thread. It uses
+# nothing from this course.
 
 # %%
 import torch
@@ -93,11 +94,11 @@ if device == "cuda":
 #
 # - `from_dlpack` wraps a tensor. Nothing is copied. Section 9 comes back to it, because it hides a trap.
 # - `cute.compile` *traces* `launch_add`: it runs the Python once, with placeholders instead of tensors, and turns what
-#   that did into machine code. It rewrites each `if` and loop first: `i < c.shape[0]` is for each thread to decide, and
-#   plain Python could decide it only once. Shapes and dtypes are constants of the code;
+#   that did into machine code. Before that it rewrites each `if` and loop: each thread must decide `i < c.shape[0]` for
+#   itself, and plain Python could decide it only once. Shapes and dtypes are constants of the code;
 #   `from_dlpack(t).mark_layout_dynamic()` leaves a length open. A call of `program` is cheap; a call of `launch_add`
 #   would trace again.
-# - `cute.jit` marks what the host does: launch so many blocks of so many threads.
+# - `cute.jit` marks what the host does: launch a grid of blocks.
 # - `cute.kernel` marks what each thread does.
 #
 # Without a GPU, the compiled code can be interpreted:
@@ -118,9 +119,8 @@ print(f"c = a + b, in the interpreter; read {dict(report.read)} bytes, wrote {di
 #
 # From here on a kernel is a small class with the same two functions and a description of its arguments, so that it can
 # be compiled without tensors and placed in the interpreter's memory. An `Argument` has a name, a dtype and a shape, in
-# which `"n"` is a size that's known only at launch. `output=True` says that the kernel writes it and reads nothing of
-# what was there. `const_expr` is decided by the compiler, once, so the code contains one branch or the other; a plain
-# `if` is decided by each thread.
+# which `"n"` is a size that's known only at launch. `output=True` says that the kernel only writes it. The compiler
+# decides a `const_expr`, once, so the code contains one branch or the other; each thread decides a plain `if`.
 
 
 # %%
@@ -248,13 +248,13 @@ divergence.result(more)
 
 # %% [markdown]
 # Not double, because what comes before the branch is common to both. {{ assert 20 < more < 90 }} A condition is cheap
-# where a whole warp agrees on it, and costs both sides elsewhere.
+# if the whole warp agrees on it; otherwise you pay for both sides.
 #
 # ## 3 · Mistakes, and who sees them
 #
-# What if nobody asks whether the element exists? On a GPU this is often quiet: there's nearly always something behind a
-# tensor, and the last threads write into it. The interpreter puts *guards* around each tensor, bytes that nobody may
-# touch, and names your line.
+# What if you forget to check that the element exists? On a GPU you may not notice: there's nearly always something
+# behind a tensor, and the last threads write into it. The interpreter puts *guards* around each tensor, bytes that
+# nobody may touch, and names your line.
 
 
 # %%
@@ -273,11 +273,11 @@ print("without it:       ", caught(Add(guard=False), a, b, c))
 print("and with n = 128: ", caught(Add(guard=False), *torch.randn(3, 128).unbind()))
 
 # %% [markdown]
-# The last line is the one to remember. The kernel is as wrong as before, but 128 is a multiple of the block, so no
-# thread is to spare. **Test with lengths that don't fit.**
+# The last line is the one to remember. The kernel is as wrong as before, but 128 is a multiple of the block size, so no
+# thread is left over. **Test with lengths that don't fit.**
 #
-# "Nothing found" isn't "correct". The interpreter sees what this run did with these sizes, no races between lanes of
-# one warp, and nothing of speed.
+# "Nothing found" isn't "correct". The interpreter sees only this run with these sizes. It misses races between lanes of
+# one warp, and it knows nothing about speed.
 #
 # ### What it interprets
 #
@@ -291,13 +291,13 @@ body = text[text.index("{\n") :].replace("\t", "  ").splitlines()
 print("\n".join(line for line in body if line.strip() and ".loc" not in line))
 
 # %% [markdown]
-# `%tid.x` and `%ctaid.x` are the thread and the block. `setp` compares, and `@%p1 bra` jumps in the lanes for which the
-# predicate `%p1` holds. The two `ld.global.b32`, the `add.f32` and the `st.global.b32` are the work. What to look for
+# `%tid.x` and `%ctaid.x` are the thread and the block. `setp` compares, and `@%p1 bra` jumps in the lanes whose
+# predicate `%p1` is true. The two `ld.global.b32`, the `add.f32` and the `st.global.b32` are the work. What to look for
 # in a PTX file: the width of loads, and `.local`, an array that ended up in slow memory.
 #
 # ## 4 · Layouts
 #
-# Memory is one long line of bytes. A tensor is a way to find things on it: a function from coordinates to an *offset*.
+# Memory is one long row of bytes. A tensor is a way to find things in it: a function from coordinates to an *offset*.
 # CuTe calls it a *layout* and writes it `shape:stride`. The offset of $(i, j)$ in `(4,8):(8,1)` is $8i + 1j$. Each
 # entry of the shape, with its stride, is a *mode*.
 #
@@ -348,7 +348,7 @@ print("(1, 2) is at", {name: offset((1, 2), *layout) for name, layout in LAYOUTS
 
 # %% [markdown]
 # The same four as pictures of the matrix. The number is the offset; the colour is the 8 floats (32 bytes) of one
-# *sector*, the least that a GPU moves. **Look for** the shape of a colour: to read one number you pay for all of it.
+# *sector*, the least that a GPU moves. **Look for** the shape of each colour: to read one number you pay for all of it.
 
 # %% tags=["hide-input"]
 # @title Figure: four layouts
@@ -371,17 +371,17 @@ for ax, (name, (shape, stride)) in zip(axes.flat, LAYOUTS.items(), strict=True):
 plt.show()
 
 # %% [markdown]
-# A tile is cut out of a layout by *dividing* it: the result has the place **within** a tile, and **which** tile.
-# Nothing is moved, only strides are worked out. Dividing `(4,8):(8,1)` by tiles of 2 × 4, CuTe says `{{
-# asked["divided"] }}`: within a tile the old strides, from tile to tile the old strides times the tile.
+# A tile is cut out of a layout by *dividing* it: the result has the place **within** a tile, and **which** tile. No
+# data moves; only strides change. Dividing `(4,8):(8,1)` by tiles of 2 × 4, CuTe says `{{ asked["divided"] }}`: within
+# a tile the old strides, from tile to tile the old strides times the tile.
 #
 # ### Threads and values
 #
 # Now give a row of 64 floats to 4 threads, 16 to each. A *thread-value layout* has two modes: which thread, and which
 # of its values. As *stretches*, `(4,16):(16,1)`, a thread has 16 in a row. *Dealt out* in vectors of 4,
-# `(4,(4,4)):(4,(1,16))`, a thread has 4 in a row, then the others have theirs, then it's its turn again. Each thread
+# `(4,(4,4)):(4,(1,16))`, a thread has 4 in a row, then the others have theirs, then it has its next 4. Each thread
 # loads 4 numbers at a time. The colour is the thread, the number says in which of its loads it takes the element.
-# **Look for** the zeros: those are asked for at the same moment.
+# **Look for** the zeros: those are loaded at the same moment.
 
 # %% tags=["hide-input"]
 # @title Figure: two ways to share a row
@@ -478,16 +478,16 @@ plt.show()
 waste.result(used[steps.index(16)])
 
 # %% [markdown]
-# From step 8 on, each lane has a sector of its own, and it gets no worse. A memory-bound kernel may run eight times as
-# long for that.
+# From step 8 on, each lane has a sector of its own, and it gets no worse. It can make a memory-bound kernel eight times
+# as slow.
 #
 # ### Sixteen bytes at once
 #
 # A thread can load 16 bytes with one instruction, so let it have `vector` neighbouring elements. `tiled_divide` cuts
 # the vector into pieces, and `[None, piece]` takes all of piece number `piece`. A *register tensor*
-# (`make_rmem_tensor`) is the thread's own place for its numbers, and `autovec_copy` moves them with the widest
-# instruction that size and **known alignment** allow. After the last whole piece there are up to `vector - 1` elements
-# left, for the `else`.
+# (`make_rmem_tensor`) holds a thread's own numbers in registers, and `autovec_copy` moves them with the widest
+# instruction that size and **known alignment** allow. After the last whole piece up to `vector - 1` elements are left;
+# the `else` takes them.
 
 
 # %%
@@ -540,9 +540,10 @@ plt.show()
 fewer, twice = wide[1].total / wide[4].total, wide[8].sectors / wide[4].sectors
 
 # %% [markdown]
-# Up to four, the bytes stay what they are and {{ fewer:.1f }} times fewer instructions move them. With 8 per thread
-# there are two loads, and **one** load takes every other 16 bytes, half of each sector; the second takes the other
-# half. Sectors are touched twice. {{ assert twice == 2 }} Dealing out in rounds, as in the figure above, avoids that.
+# Up to four elements per thread, the bytes stay the same and {{ fewer:.1f }} times fewer instructions move them. With 8
+# per thread there are two loads, and **one** load takes every other 16 bytes, half of each sector; the second takes the
+# other half. Sectors are touched twice. {{ assert twice == 2 }} Dealing out in rounds, as in the figure above, avoids
+# that.
 #
 # ## 6 · RMSNorm: threads that need each other
 #
@@ -550,10 +551,10 @@ fewer, twice = wide[1].total / wide[4].total, wide[8].sectors / wide[4].sectors
 #
 # $$y_j = w_j\, \frac{x_j}{\sqrt{\text{mean of all } x_i^2 + 10^{-6}}} .$$
 #
-# The mean needs all of the row, so threads must talk. Within a warp they do it by *shuffles*: an instruction by which
-# each lane reads a register of another lane, no memory involved. In a *butterfly*, lane $l$ adds the value of lane $l
-# \oplus 1$, then of $l \oplus 2$, 4, 8, 16 ($\oplus$ is exclusive or). After five steps every lane has the sum of all
-# 32. **Look for** how pairs, fours and eights become equal.
+# The mean needs the whole row, so threads must talk. Within a warp they use *shuffles*: each lane reads a register of
+# another lane, without touching memory. In a *butterfly*, lane $l$ adds the value of lane $l \oplus 1$, then of $l
+# \oplus 2$, 4, 8, 16 ($\oplus$ is exclusive or). After five steps every lane has the full sum. **Look for** how
+# pairs, fours and eights become equal.
 
 # %% tags=["hide-input"]
 # @title Figure: a butterfly
@@ -570,7 +571,7 @@ plt.show()
 # %% [markdown]
 # One row per warp: each lane holds its part of the row in registers, so the row is read from memory **once**. Then each
 # lane adds up its own squares (`reduce`), the butterfly adds up the lanes (`warp_reduction_sum`), and every lane scales
-# and writes what it holds. Inputs and outputs have 16 bits, sums have 32.
+# and writes what it holds. Inputs and outputs are 16-bit, sums are 32-bit.
 
 
 # %%
@@ -622,11 +623,11 @@ print(f"equal to the rounded float64 result: {(y == exact.bfloat16()).float().me
 print({name: k for name, k in report.instructions.items() if name.startswith("shfl")}, "for", len(x), "rows")
 
 # %% [markdown]
-# Five shuffles per row, and no shared memory. The shuffles are inside `if row < x.shape[0]`, which is sound only
-# because a row has a whole warp, so all 32 lanes agree. Give a row to 16 lanes instead, and a warp has two rows; with
-# an odd number of rows, half of the last warp has none. A shuffle waits for all lanes of its *mask*, here the whole
-# warp, that haven't left the kernel. Below, the lanes without a row wait at a barrier while the others wait for them at
-# the shuffle.
+# Five shuffles per row, and no shared memory. The shuffles are inside `if row < x.shape[0]`, which is safe only because
+# a row has a whole warp, so all 32 lanes agree. Give a row to 16 lanes instead, and a warp has two rows; with an odd
+# number of rows, half of the last warp has none. A shuffle waits for all lanes of its *mask*, here the whole warp, that
+# haven't left the kernel. Below, the lanes without a row wait at a barrier while the others wait for them at the
+# shuffle.
 
 
 # %%
@@ -660,10 +661,10 @@ print("outside:", caught(HalfWarp(inside=False), *three_rows))
 # %% [markdown]
 # ### Wide rows: shared memory and barriers
 #
-# A row of many thousands doesn't fit in the registers of one warp. Then a block takes it, and sums must cross from warp
+# A row of many thousands doesn't fit in one warp's registers. Then a whole block takes it, and sums must get from warp
 # to warp, through *shared memory*, a small memory in the SM that all threads of a block see (`alloc_smem`). Each warp
-# writes its share. After a *barrier* (`sync_threads`), which nobody passes before all threads of the block are there,
-# the shares can be read.
+# writes its share. Then comes a *barrier* (`sync_threads`), which no thread passes before all threads of the block have
+# reached it. After it the shares can be read.
 
 
 # %%
@@ -704,8 +705,8 @@ print(f"{report.barriers} barriers for {len(y)} blocks, sums {[round(v, 2) for v
 
 # %% [markdown]
 # Now leave the barrier out. On a GPU the answer then depends on which warp is faster: a *race*. It could be right a
-# million times. The interpreter lets warps take turns in several orders, but it needn't be lucky: it keeps track of who
-# is **ordered** before whom. A barrier orders. The accident of being first doesn't.
+# million times. The interpreter can run warps in several orders, but it doesn't rely on luck: it keeps track of which
+# access is **ordered** before which. A barrier orders them. Happening to come first doesn't.
 
 # %%
 for order in ("lockstep", "warp", "random"):
@@ -713,13 +714,15 @@ for order in ("lockstep", "warp", "random"):
     assert caught(BlockSum(), x.flatten(), y, order=order) == "nothing found in this run"
 
 # %% [markdown]
-# In each order the mistake is found, even where the sum would have come out right.
+# It finds the mistake in each order, even where the sum would have come out right.
 #
-# > ### Box: banks and swizzles > > Shared memory has 32 *banks*: word $w$ of 4 bytes is in bank $w \bmod 32$, and a
-# bank serves one word per turn. A warp that reads a **row** of a 32 × 32 tile of floats touches 32 banks, one turn. A
-# warp that reads a **column** finds all 32 words in one bank, and takes 32 turns: a *bank conflict*. *Padding* (rows of
-# 33 words) costs room. A *swizzle* puts element $(r, c)$ at $c \oplus r$ of its row, and costs nothing but an exclusive
-# or. CuTe has it as a layout, `make_swizzle`.
+# > **Box: banks and swizzles**
+# >
+# > Shared memory has 32 *banks*: word $w$ of 4 bytes is in bank $w \bmod 32$, and a bank serves one word per turn. A
+# > warp that reads a **row** of a 32 × 32 tile of floats touches 32 banks, one turn. A warp that reads a **column**
+# > finds all 32 words in one bank, and takes 32 turns: a *bank conflict*. *Padding* (rows of 33 words) costs room. A
+# > *swizzle* puts element $(r, c)$ at $c \oplus r$ of its row, and costs only an exclusive or. CuTe has it as a layout,
+# > `make_swizzle`.
 #
 # The same on a small scale, a tile of 8 × 8 and 8 banks. The number is the word in which an element lies, the colour
 # its bank; the outlined cells are one column. **Look for** how many colours the column has.
@@ -832,9 +835,9 @@ display(Markdown("\n".join(lines)))
 norm_saved, swiglu_saved = eager_bytes[0] / norm_bytes, eager_bytes[1] / swiglu_bytes
 
 # %% [markdown]
-# Nearly all bytes of the eager chain belong to tensors that one operator writes only for the next to read. *Fusing*
+# Nearly all bytes of the eager chain are intermediates that one operator writes only for the next to read. *Fusing*
 # removes those: {{ norm_saved:.1f }} times fewer bytes here, {{ swiglu_saved:.1f }} times for SwiGLU. {{ assert
-# norm_saved > 3 }} No tuning of single operators could.
+# norm_saved > 3 }} No tuning of single operators could do that.
 #
 # ## 8 · On a GPU: the floor, and the competition
 #
@@ -876,12 +879,13 @@ fastest.result(FATES[0] if lead > 1.5 else FATES[1] if lead > 1.05 else FATES[2]
 
 # %% [markdown]
 # **A tie**, {{ us["add_rms_norm-cute"]:.1f }} µs against {{ us["add_rms_norm-compiled"]:.1f }} for the norm. {{ assert
-# 0.95 < lead < 1.05 and 0.95 < swiglu_lead < 1.05 }} It has to be one: both run at about the speed of a copy, so
-# there's nothing left to win. {{ assert floor["add_rms_norm"] / us["add_rms_norm-cute"] > 0.8 }} `torch.compile` fuses
-# this as well as we do. So why write kernels at all?
+# 0.95 < lead < 1.05 and 0.95 < swiglu_lead < 1.05 }} No wonder: both run at about the speed of a copy, so there's
+# nothing left to win. (SwiGLU is even a bit faster: it reads twice what it writes, and a copy reads as much as it
+# writes.) {{ assert floor["add_rms_norm"] / us["add_rms_norm-cute"] > 0.8 }} `torch.compile` fuses this as well as we
+# do. So why write kernels at all?
 #
-# - **For what the compiler can't see.** It fuses chains of elementwise operators and sums. Attention over a cache is no
-#   such chain: as transformers writes it, one step takes {{ attention["fused-compiled"] / attention["fused-cute"]:.0f
+# - **For what the compiler can't see.** It fuses chains of elementwise operators and sums. Attention over a cache isn't
+#   such a chain: as transformers writes it, one step takes {{ attention["fused-compiled"] / attention["fused-cute"]:.0f
 #   }} times as long compiled as in a kernel of its own (lesson 09). {{ assert attention["fused-compiled"] > 10 *
 #   attention["fused-cute"] }}
 # - **For the numbers.** You say where to round. Where two programs must agree, as sampler and trainer in
@@ -889,11 +893,11 @@ fastest.result(FATES[0] if lead > 1.5 else FATES[1] if lead > 1.05 else FATES[2]
 #
 # If it's elementwise, or a sum along a row, let the compiler do it.
 #
-# One more way to miss the floor: too few **bytes in flight**. A load takes hundreds of nanoseconds, so to use all of a
-# bandwidth, bandwidth times latency bytes must be on their way at any moment (Little's law). They can come from many
-# threads with a little each, or from few threads with much. Below is a model with an H200's data sheet. **Look for**
-# how the third picture, with 24 of 64 warps per SM, still reaches the roof. Occupancy is a means; bytes in flight are
-# the end (Volkov 2010).
+# One more way to miss the floor: too few **bytes in flight**. A load takes hundreds of nanoseconds, so to use the full
+# bandwidth, bandwidth times latency bytes must be in flight at any moment (Little's law). They can belong to many
+# threads with a few bytes each, or to few threads with many. Below is a model with an H200's data sheet. *Occupancy* is
+# how many warps an SM holds, of those it could. **Look for** how the third picture, with 24 of 64 warps, still reaches
+# the roof. Occupancy is a means; bytes in flight are the end (Volkov 2010).
 
 # %% tags=["hide-input"]
 # @title Explorer: bytes in flight
@@ -1003,8 +1007,8 @@ except RuntimeError as error:
 # ### Streams
 #
 # A launch waits its turn in a queue of the GPU, a *stream*. PyTorch's work is in PyTorch's current stream, so launch
-# there, or nothing orders your kernel after the one that makes its input. Inside `torch.cuda.graph(...)` the current
-# stream is the one that's recorded; a launch in any other is an error.
+# there too; otherwise your kernel may run before the one that makes its input. Inside `torch.cuda.graph(...)` the
+# current stream is the one that's recorded; a launch in any other is an error.
 #
 # ```python
 # stream = cuda.CUstream(torch.cuda.current_stream().cuda_stream)
@@ -1036,10 +1040,9 @@ print("right:", torch.equal(c, a + b))
 # %% [markdown]
 # In CuTe you write what a **thread** does: which elements it holds, how wide its loads are, where it waits. In Triton
 # you write what a **block** does with a tile, and the compiler chooses threads, load widths, shared memory and
-# barriers. There's no `piece`, no register tensor, no tail; a mask does it all. Triton is much shorter, and CuTe
-# reaches what Triton's compiler doesn't: layouts of your own (lesson 09 renumbers a matrix so that no register moves),
-# warps with different jobs, exact control of what's in flight. Write it in Triton first. Lesson 10, section 6, says
-# which of the two does what in our engine.
+# barriers. Triton is much shorter, and CuTe reaches what Triton's compiler doesn't: layouts of your own (lesson 09
+# renumbers a matrix so that no register moves), warps with different jobs, exact control of what's in flight. Write it
+# in Triton first. Lesson 10, section 6, says where our engine uses which.
 #
 # ### An operation of PyTorch
 #
@@ -1068,15 +1071,14 @@ print("in one graph;", torch.library.opcheck(add, (a, b)))
 print(torch.ops.rlcourse.add_rms_norm.default._schema)
 
 # %% [markdown]
-# `fullgraph=True` would have raised at a break. `opcheck` asks whether schema and fake are true. What happens to a fast
-# kernel without all this is lesson 10.
+# `fullgraph=True` would have raised at a break. `opcheck` tests schema and fake against what the operation really does.
 #
 # ## Check yourself
 #
 # 1. A warp loads 4 bytes per lane, and the first lane's address is 16 bytes past a multiple of 32. How many sectors?
 #
 # <details><summary>Answer</summary>
-# Five: 128 bytes that begin in the middle of a sector end in the middle of another. 128 of 160 bytes are used.
+# Five: 128 bytes that begin in mid-sector end in mid-sector. 128 of 160 bytes are used.
 # </details>
 #
 # 2. A kernel passes all tests with 4,096 elements. Name two lengths that you try next, and why.
@@ -1089,7 +1091,7 @@ print(torch.ops.rlcourse.add_rms_norm.default._schema)
 # 3. All results of a kernel are right, and the interpreter reports a race. Who is wrong?
 #
 # <details><summary>Answer</summary>
-# The kernel. The result was right in this order of events, and nothing makes another order impossible.
+# The kernel. The result was right in this order of events, and nothing rules out another order.
 # </details>
 #
 # 4. A colleague's fused kernel for `gelu(x) * y` beats eager by 3 times. What do you ask first?

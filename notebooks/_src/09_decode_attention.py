@@ -13,14 +13,13 @@
 # - the online softmax: three quantities, $m$, $l$ and acc, that can be merged in any order;
 # - to read three whole decode-attention kernels: on CUDA cores, with splits, and on tensor cores;
 # - to count bytes and instructions, and what counting can and can't say about time;
-# - what's gained when RoPE, the cache write and attention are one launch.
+# - what you gain when RoPE, the cache write and attention are one launch.
 #
 # You need [lesson 08](08_first_kernels.ipynb) and from [lesson 07](07_static_cache.ipynb) the static cache and left
-# padding. You don't need a GPU: kernels are compiled, and an interpreter runs their PTX. Times come from a record.
+# padding. You don't need a GPU: we compile the kernels, and an interpreter runs their PTX. Times come from a record.
 #
-# One thing plainly, before you start: **the default engine doesn't run this kernel.** Its attention is in Triton,
-# because it must add up in the trainer's order (lesson 11). This one is what lesson 10 puts into `generate`, and an
-# option of our engine.
+# Before you start: **the default engine doesn't run this kernel.** Its attention is in Triton, because it must add up
+# in the trainer's order (lesson 11). This one goes into `generate` in lesson 10, and it's an option of our engine.
 
 # %%
 import inspect
@@ -58,14 +57,14 @@ SHARED = H // K  # query heads that share a key-value head
 #
 # ## 1 · What one query token asks for
 #
-# A pair has $n$ keys and $n$ values of $D$ numbers, and its $H/K$ query heads want all of them. In bfloat16, 2 bytes
-# per number,
+# A pair has $n$ keys and $n$ values of $D$ numbers each, and its $H/K$ query heads need all of them. In bfloat16, 2
+# bytes per number,
 #
 # $$\text{bytes} = 2 \cdot 2\, n D , \qquad \text{FLOP} = 4\, \tfrac{H}{K}\, n D , \qquad
 #   \text{intensity} = \frac{H}{K}\ \text{FLOP/byte}.$$
 #
-# Length and head size cancel. **Only $H/K$ is left**, which is {{ SHARED }} here. Now the machines, by their makers'
-# numbers.
+# Length and head size cancel. **Only $H/K$ is left**, which is {{ SHARED }} here. Now the machines, by their data
+# sheets.
 
 # %% tags=["hide-input"]
 # @title Five GPUs, as published
@@ -121,9 +120,8 @@ ax.grid()
 plt.show()
 
 # %% [markdown]
-# On the slope of every roof: on paper decode attention is memory-bound, on any GPU and with either kind of core, and
-# the best kernel reads the cache once, at full speed. Keep that in mind: soon there's a kernel that does read it once
-# and stays far below the roof.
+# It's on the slope of every roof. On paper, decode attention is memory-bound on any GPU, with either kind of core, and
+# the best kernel reads the cache once, at full speed. That's the claim that the rest of the lesson tests.
 #
 # ## 2 · Softmax in one pass
 #
@@ -132,10 +130,10 @@ plt.show()
 # $$o = \frac{\sum_s e^{x_s}\, v_s}{\sum_s e^{x_s}} = \frac{\sum_s e^{x_s - m}\, v_s}{\sum_s e^{x_s - m}}
 #   \qquad \text{for any } m .$$
 #
-# With $m = \max_s x_s$ no power exceeds 1. But the maximum is known only after all scores. So take the maximum **so
-# far**, and repair what was done with an older one (Milakov and Gimelshein 2018). Carry three things: the maximum $m$,
-# the sum $l = \sum e^{x_s - m}$, and the vector $\text{acc} = \sum e^{x_s - m} v_s$. A score $x$ comes with its value
-# $v$, and $m' = \max(m, x)$. All old terms have the factor $e^{-m}$ and should have $e^{-m'}$:
+# With $m = \max_s x_s$ no power exceeds 1. But you know the maximum only after the last score. So take the maximum **so
+# far**, and correct what you computed with an older one (Milakov and Gimelshein 2018). Carry three things: the maximum
+# $m$, the sum $l = \sum e^{x_s - m}$, and the vector $\text{acc} = \sum e^{x_s - m} v_s$. Here comes a score $x$ with
+# its value $v$, and $m' = \max(m, x)$. All old terms have the factor $e^{-m}$ and should have $e^{-m'}$:
 #
 # $$\alpha = e^{m - m'}, \qquad l' = \alpha\, l + e^{x - m'}, \qquad \text{acc}' = \alpha\, \text{acc} + e^{x - m'} v
 # .$$
@@ -167,9 +165,9 @@ for spread in (1.0, 50.0, 1000.0):
     assert errors[0] < 1e-5
 
 # %% [markdown]
-# Why does $m$ begin at $-10^{30}$? At $-\infty$, a lane that has seen nothing but masked scores would compute $-\infty
-# - (-\infty)$, which is nan. At 0, all scores may be far below it; then every weight underflows, and $0/0$ is left.
-# (Exercise 5 has such scores.) Red dots are new maxima. **Look for** the one where $l$ drops.
+# Why does $m$ begin at $-10^{30}$? At $-\infty$, a lane that has seen only masked scores would compute
+# $-\infty - (-\infty)$, which is nan. At 0, all scores may be far below it; then every weight underflows, and you get
+# $0/0$. (Exercise 5 has such scores.) Red dots are new maxima. **Look for** the one where $l$ drops.
 
 # %% tags=["hide-input"]
 # @title Figure: m and l on the way
@@ -194,13 +192,13 @@ plt.show()
 #
 # ## 3 · Partial results
 #
-# Call $(m, l, \text{acc})$ a **partial**: what somebody knows who has seen some of the tokens. Two who have seen
-# different tokens merge by the same rule:
+# Call $(m, l, \text{acc})$ a **partial**: all you need to keep of the tokens seen so far. Partials of different tokens
+# merge by the same rule:
 #
 # $$m = \max(m_1, m_2), \qquad l = l_1 e^{m_1 - m} + l_2 e^{m_2 - m}, \qquad
 #   \text{acc} = \text{acc}_1 e^{m_1 - m} + \text{acc}_2 e^{m_2 - m} .$$
 #
-# The result is the partial of all tokens together, whatever the order. That's the licence for all that follows.
+# The result is the partial of all tokens together, in whatever order you merge. Everything that follows rests on this.
 
 
 # %%
@@ -224,12 +222,12 @@ print(f"64 tokens merged in 200 random orders: off by at most {worst:.0e}")
 assert worst < 1e-5
 
 # %% [markdown]
-# So tokens may be handed out at will. Lanes, warps, CTAs and even GPUs each look after some of them, and somebody
+# So you may split the tokens any way you like. Lanes, warps, CTAs and even GPUs each take some of them, and somebody
 # merges.
 #
-# ## 4 · What starves a large card
+# ## 4 · How fast is the first kernel?
 #
-# The natural first kernel gives each pair to a CTA. With 16 rows those are {{ 16 * K }} CTAs for the {{
+# The natural first kernel gives each pair to a CTA. With 16 rows that's {{ 16 * K }} CTAs for the {{
 # GPUS["H200"].multiprocessors }} SMs of an H200, so three quarters of them have nothing to do. How fast does it read,
 # compared with a copy, for 16 rows of 456 tokens?
 
@@ -249,8 +247,8 @@ first_bet = bet(
 first_bet.result(100 * rate["attention-simple", SMALL])
 
 # %% [markdown]
-# Far less than a quarter, so idle SMs aren't the main reason. **Little's law** finds a better one. Memory doesn't
-# answer at once: to use all of a bandwidth, bandwidth times latency bytes must be *in flight* at any moment.
+# Far less than a quarter, so idle SMs aren't the main reason. **Little's law** (lesson 08) finds a better one: to use
+# the full bandwidth, bandwidth times latency bytes must be *in flight* at any moment.
 
 # %%
 LATENCY_US = 0.7  # an assumption for all GPUs here: under load memory takes about half to one microsecond
@@ -287,11 +285,11 @@ def excerpt(module, begin: str, end: str | None = None) -> None:
 excerpt(decode_simple, "@dataclass(frozen=True)")
 
 # %% [markdown]
-# Which pair am I; which slots does the row have, from its `start` behind the padding to its newest token (`position`),
-# both read on the GPU; then `attend`, and `finish`, which merges the partials of the CTA and writes.
+# First it finds its pair, and the row's slots: from `start`, behind the padding, to the newest token (`position`), both
+# read on the GPU. Then come `attend` and `finish`, which merges the CTA's partials and writes the output.
 #
-# The best load of a thread is 16 bytes, which are 8 numbers in bfloat16. So 8 lanes hold a token, a warp brings 4
-# tokens with one instruction, and a CTA of 4 warps brings 16.
+# A thread's widest load is 16 bytes, which is 8 numbers in bfloat16. So 8 lanes hold a token, a warp loads 4 tokens
+# with one instruction, and a CTA of 4 warps loads 16.
 
 # %% tags=["hide-input"]
 # @title Figure: one load of a warp
@@ -308,12 +306,12 @@ plt.show()
 
 # %% [markdown]
 # In `attend` and `take`, find the score (8 products in a lane, then a sum over the 8 lanes of a token) and the online
-# softmax of section 2. Three details decide whether it's right. **The tail**: a lane past the end reads the last token
-# again, and its score becomes $-\infty$; it must stay in the loop, since a shuffle waits for all lanes of its mask.
-# **The partials**: the 8 lanes of a token keep a partial of their own and meet only for the score, so nothing is merged
-# in the loop. **Padding** isn't masked, it isn't visited.
+# softmax of section 2. Three details make it right. **The tail**: a lane past the end reads the last token again, and
+# its score becomes $-\infty$; it must stay in the loop, because a shuffle waits for all lanes of its mask. **The
+# partials**: the 8 lanes of a token keep a partial of their own and meet only for the score, so nothing is merged in
+# the loop. **Padding** isn't masked, it isn't visited.
 #
-# Does it work? Two rows, one with left padding, and everything that a row has no business with **poisoned with nan**.
+# Does it work? Two rows, one with left padding, and every slot outside a row's own **poisoned with nan**.
 
 # %% tags=["hide-input"]
 # @title `inputs` and `attend`: poisoned tensors, and a run in the interpreter
@@ -359,13 +357,13 @@ print(f"keys and values of {tokens} tokens: {cache:,} bytes; sectors of 32 bytes
 assert error < 2e-2 and touched < 1.05 * cache
 
 # %% [markdown]
-# It touches what it must, once. By the roofline of section 1 nothing is left to gain.
+# It touches what it must, once. By section 1's roofline there's nothing left to gain.
 #
 # ## 6 · Step 2: split the tokens
 #
-# With $s$ splits, $s$ CTAs share a pair (split-KV, or Flash-Decoding). Each does what the simple kernel does over its
-# share, and leaves a partial. The number of tokens is known **on the GPU alone**: in a CUDA graph the grid is fixed
-# while the rows grow. So every CTA computes its own share, in whole tiles of 16.
+# With $s$ splits, $s$ CTAs share a pair (split-KV, or Flash-Decoding). Each runs the simple kernel over its share, and
+# leaves a partial. The number of tokens is known **only on the GPU**: in a CUDA graph the grid is fixed while the rows
+# grow. So every CTA computes its own share, in whole tiles of 16.
 
 # %%
 excerpt(decode_common, "def share(", "@cute.jit\ndef allocate_partials")
@@ -382,15 +380,15 @@ faster = us["attention-simple", SMALL] / us["attention-split", SMALL]
 #
 # Who merges the $s$ partials? The CTAs count themselves. Each writes its partial to global memory and adds 1 to a
 # counter. The one that finds $s - 1$ there is the last, and merges. But another SM may see the counter **before** the
-# partial, unless order is asked for. The addition must *release* what its CTA wrote before, and *acquire* what others
+# partial, unless you ask for an order. The addition must *release* what its CTA wrote before, and *acquire* what others
 # released:
 
 # %%
 excerpt(decode_common, "    thread, _, _ = cute.arch.thread_idx()\n    seen =", "    return seen[0]")
 
 # %% [markdown]
-# The barrier before the addition makes sure that all of its block's writes came first, and the one after it that nobody
-# in its block reads too early.
+# The barrier before the addition makes sure that all of the block's writes come first; the one after it, that no thread
+# of the block reads too early.
 #
 # Now take the order away, on purpose, in a kernel small enough to see: every CTA leaves one number, the last adds them
 # up. The field `order` is what the atomic addition promises.
@@ -445,8 +443,8 @@ for order in ("acq_rel", "relaxed"):
         print(f"{order}: {type(error).__name__}: {error}")
 
 # %% [markdown]
-# The interpreter doesn't wait for a wrong sum. It keeps, for every byte, who wrote it and what orders that before the
-# reader, and finds that nothing does. On a GPU the sum may be right in every test, and wrong on another card.
+# The interpreter doesn't wait for a wrong sum. For every byte it records who wrote it and what orders that before the
+# reader, and here it finds nothing. On a GPU the sum may be right in every test, and wrong on another card.
 #
 # The split kernel, with blocks and warps in several orders. Who comes last differs, the result mustn't: the merge goes
 # through the partials in a fixed order, so even the bits are the same.
@@ -464,7 +462,7 @@ print("all orders: the same bits")
 # %% [markdown]
 # ## 7 · Step 3: tensor cores
 #
-# With plenty of work, 256 rows of 1,024 tokens, step 2 reaches {{ 100 * rate["attention-split", LARGE]:.0f }}% of a
+# With plenty of work (256 rows of 1,024 tokens), step 2 reaches {{ 100 * rate["attention-split", LARGE]:.0f }}% of a
 # copy. It reads every byte once, so what holds it back? Count what the roofline leaves out, **instructions**.
 
 # %%
@@ -497,7 +495,7 @@ for kind, number in sorted(by_kind(on_cuda_cores).items(), key=lambda item: -ite
 print(f"{on_cuda_cores.total():6.1f}  warp instructions for each token and key-value head")
 
 # %% [markdown]
-# An SM has four schedulers, each of which starts one instruction of a warp per cycle. That's a roof of its own:
+# An SM has four schedulers, each of which issues one warp instruction per cycle. That's a roof of its own:
 #
 # $$t_\text{bytes} = \frac{2 \cdot 2 \cdot D}{\text{bandwidth}} , \qquad
 #   t_\text{issue} = \frac{\text{instructions}}{4 \cdot \text{clock} \cdot \text{SMs}} .$$
@@ -513,13 +511,13 @@ for name, gpu in GPUS.items():
     print(f"{name:9} issue / bytes {issue_over_bytes(gpu, on_cuda_cores.total()):.2f}")
 
 # %% [markdown]
-# On cards with little bandwidth for their arithmetic, the bytes take longer by far. On the H200 tokens arrive faster
-# than the schedulers could deal with them. So let's have fewer instructions.
+# On cards with little bandwidth for their arithmetic, the bytes take longer by far. On the H200 memory could deliver
+# tokens faster than the schedulers can process them. So let's use fewer instructions.
 #
 # ### One instruction for 2,048 multiply-adds
 #
-# `mma.sync.m16n8k16` multiplies a $16 \times 16$ matrix with a $16 \times 8$ one, in one instruction of a warp. Scores
-# are queries $[H/K, D]$ times keys$^T$ $[D, \text{tokens}]$; acc is values$^T$ $[D, \text{tokens}]$ times weights$^T$
+# `mma.sync.m16n8k16` multiplies a $16 \times 16$ matrix by a $16 \times 8$ one, in one warp instruction. Scores are
+# queries $[H/K, D]$ times keys$^T$ $[D, \text{tokens}]$; acc is values$^T$ $[D, \text{tokens}]$ times weights$^T$
 # $[\text{tokens}, H/K]$. Each of the 32 lanes must hold certain elements of the operands, its *fragments*. Lane number
 # is $4g + c$. **Look for** lane 13 ($g = 3$, $c = 1$).
 
@@ -546,15 +544,15 @@ fig.suptitle("mma.m16n8k16: the lane that holds each element")
 plt.show()
 
 # %% [markdown]
-# Take the keys as the right operand: a column is a token, rows are dimensions. Lane 13 needs of token 3 the dimensions
-# 2, 3, 10, 11, then 18, 19, 26, 27 of the next product: pairs of 4 bytes, scattered. The usual way is to load tiles
-# into shared memory and hand them out from there (`ldmatrix`). There's a shorter way. A score is a **sum** over
-# dimensions, and a sum doesn't care about the order of its terms:
+# Take the keys as the right operand: a column is a token, rows are dimensions. From token 3, lane 13 needs the
+# dimensions 2, 3, 10, 11, then 18, 19, 26, 27 for the next product: scattered pairs of 4 bytes. The usual way is to
+# load tiles into shared memory and distribute them from there (`ldmatrix`). There's a shorter way. A score is a **sum**
+# over dimensions, and a sum doesn't care about the order of its terms:
 #
 # $$q \cdot k = \sum_{d} q_d\, k_d = \sum_{j} q_{\pi(j)}\, k_{\pi(j)} \quad\text{for every permutation } \pi .$$
 #
-# So "row $j$ of the right operand" may be any dimension, if the left operand has the same one in column $j$. Let lane
-# $c$ have dimensions $8c, \dots, 8c + 7$ of each 32, which is one load of 16 bytes. All that's needed is a *layout*
+# So "row $j$ of the right operand" may be any dimension, if the left operand has the same one in column $j$. Give lane
+# $c$ the dimensions $8c, \dots, 8c + 7$ of each 32, which is one load of 16 bytes. All that's needed is a *layout*
 # (lesson 08) from place in a pair of rows $p$, half $f$ and product $i$ to the number of a register: shape $((2, 2),
 # D/16)$, strides $((1, 2), 4)$. No register is moved.
 
@@ -594,17 +592,17 @@ plt.show()
 excerpt(decode_attention, "def multiply_keys(", "@cute.jit\ndef softmax")
 
 # %% [markdown]
-# For the values the sum runs over **tokens**, and dimensions are rows of the result, which may have new names too
-# (exercise 3). And the two products fit together: the *result* fragment of the scores is what the second product wants
-# of its right operand, so the weights never leave their lane. Between them is the online softmax, a tile of 16 tokens
-# at once.
+# For the values the sum runs over **tokens**, and dimensions are rows of the result, which you may renumber too
+# (exercise 3). And the two products fit together: the *result* fragment of the scores is just what the second product
+# needs as its right operand, so the weights never leave their lane. Between them is the online softmax, a tile of 16
+# tokens at once.
 
 # %%
 excerpt(decode_attention, "    m_new = m\n    for i in range_constexpr(scores", "@cute.jit\ndef multiply_values")
 
 # %% [markdown]
-# And the loop. `base` runs over tiles. **Look for** the two loads: the next keys are asked for as soon as the product
-# has used the old ones, the next values as soon as the mix has. No shared memory, no barrier.
+# And the loop. `base` runs over tiles. **Look for** the two loads: the next keys are requested as soon as the first
+# product has used the old ones, the next values as soon as the second has. No shared memory, no barrier.
 
 # %%
 excerpt(
@@ -725,16 +723,16 @@ gone = {size: us["attention-split-ahead", size] - us["attention-cute", size] for
 # these records can't separate: {{ fewer:.0f }} times fewer instructions, and so few registers per token that {{
 # more:.0f }} times the bytes of step 2 are in flight. {{ assert more > 3 }}
 #
-# So the roofs say what a kernel can't exceed. They don't say what it waits for. A warp also waits for **itself**: a
-# score is a sum, three shuffles, a maximum and a power, one after the other, and until they're done it asks for
-# nothing. The tool that names such waits is Nsight Compute, whose *warp stall reasons* split a kernel's cycles into
-# waiting for memory (long scoreboard), for a fixed-latency result (wait), for a barrier, and so on. Run `ncu --set
-# full` on step 2 before you blame a roof.
+# So the roofs say what a kernel can't exceed, not what it waits for. A warp also waits for **itself**: a score is a
+# sum, three shuffles, a maximum and a power, one after the other, and until they're done it requests nothing. The tool
+# that names such waits is Nsight Compute, whose *warp stall reasons* split a kernel's cycles into waiting for memory
+# (long scoreboard), for a fixed-latency result (wait), for a barrier, and so on. Run `ncu --set full` on step 2 before
+# you blame a roof.
 #
 # ## 8 · RoPE and the cache write in the same launch
 #
 # Before attention, a decode step rotates the new query and key (RoPE) and writes key and value to the cache. In eager
-# PyTorch each of these is an operator or several.
+# PyTorch each of these is one operator or several.
 
 # %% tags=["hide-input"]
 # @title Counting operators of eager PyTorch
@@ -816,8 +814,8 @@ excerpt(decode_new_token, "    for j in range_constexpr(n // 2):", "@cute.jit\nd
 excerpt(decode_new_token, "    product = Float32(0.0)")
 
 # %% [markdown]
-# That also settles the empty row: a first token has nothing in the cache, and its softmax still has one member.
-# Everything at once in the interpreter, each row at another position, nan in all slots that a row may not see:
+# That also settles the empty row: a first token finds nothing in the cache, and its softmax still has one term.
+# Everything at once in the interpreter, each row at another position, nan in all slots that a row must not see:
 
 # %%
 from rlcourse.kernels.decode_new_token import fused_decode_attention_reference
@@ -886,7 +884,7 @@ small_floor, large_floor = (4e-3 * K * D * math.prod(size) / COPY for size in (S
 
 # %% [markdown]
 # At the large size step 3 is within {{ 100 * us["attention-cute", LARGE] / large_floor - 100:.0f }}% of its bytes,
-# ahead of FlashInfer and PyTorch. At the small size nobody comes near: a call is a chain of waits, for the position,
+# ahead of FlashInfer and PyTorch. At the small size no kernel comes near: a call is a chain of waits, for the position,
 # then keys, the products, the merge, the output. RoPE and the cache write add hardly anything, and the fused kernel is
 # {{ us["fused-compiled", SMALL] / us["fused-cute", SMALL]:.1f }} times as fast as what `torch.compile` makes of it. {{
 # assert us["fused-cute", SMALL] < 1.1 * us["attention-cute", SMALL] }} Measure a kernel at both ends.
@@ -902,16 +900,16 @@ small_floor, large_floor = (4e-3 * K * D * math.prod(size) / COPY for size in (S
 # 2. Somebody replaces `acq_rel` by `relaxed`. All tests of results pass, a thousand times. Is it right?
 #
 # <details><summary>Answer</summary>
-# No. Nothing orders the partials before the counter any more. It may work for months on one GPU; the interpreter
-# reports the race at once, because it looks for the missing order and not for a wrong number.
+# No. Nothing orders the partials before the counter any more. It may work for months on one GPU. The interpreter
+# reports the race at once, because it looks for the missing order, not for a wrong number.
 # </details>
 #
 # 3. A kernel reads every byte once, in whole sectors, and reaches half of the bandwidth. What now?
 #
 # <details><summary>Answer</summary>
-# Count two things before you change one: the bytes in flight (bandwidth times latency are needed), and the share
-# of the issue slots that it uses. If neither roof is near, it waits, for memory or for its own instructions: have
-# more in flight, or more warps, or shorter chains. Change one thing at a time, or you will not know what helped.
+# Count two things before you change one: the bytes in flight (bandwidth times latency are needed), and the share of the
+# issue slots that it uses. If neither roof is near, it waits, for memory or for its own instructions: put more bytes in
+# flight, or use more warps, or shorter chains. Change one thing at a time, or you won't know what helped.
 # </details>
 #
 # 4. Why may the dimensions of q and k be renumbered together, but not those of k alone?

@@ -9,8 +9,8 @@
 # %% [markdown]
 # **You will learn**
 #
-# - what a microbenchmark leaves out, and how to predict what a faster kernel can give a step;
-# - how the right tokens can hide a wrecked program;
+# - what a microbenchmark leaves out, and how to predict a step's gain from a faster kernel;
+# - how right tokens can hide a wrecked program;
 # - to count the pieces of a compiled step, and to find out why there are so many;
 # - how a mask can go missing without an error;
 # - to get a kernel in without breaking anything.
@@ -18,12 +18,12 @@
 # You need [lesson 07](07_static_cache.ipynb), section 4, for graph breaks and CUDA graphs, and [lesson
 # 09](09_decode_attention.ipynb) for the kernel.
 #
-# Lesson 06 opened with a mystery. In June 2026 somebody trained Qwen2.5-0.5B on an A10G and wrote decode attention in
-# one kernel. Alone, it was 2.2 times as fast as the attention it replaced. Inside Hugging Face's `generate` it produced
-# the same tokens, and the decode step got nearly 3 times slower ([*Making Dr GRPO go
+# Lesson 06 opened with a mystery, and here's the answer. In June 2026 somebody trained Qwen2.5-0.5B on an A10G and
+# wrote decode attention in one kernel. Alone, it was 2.2 times as fast as the attention it replaced. Inside Hugging
+# Face's `generate` it produced the same tokens, and the decode step got nearly 3 times slower ([*Making Dr GRPO go
 # brrr*](https://kyrieblunders.bearblog.dev/making-dr-grpo-go-brrr/)). Nothing had failed.
 #
-# We don't have that kernel or that card, so we don't reproduce those two factors. We stage the same accident with the
+# We don't have that kernel or that card, so we can't reproduce those two factors. We stage the same accident with the
 # kernel of lesson 09 on an H200, and this time we look inside.
 
 # %%
@@ -69,12 +69,12 @@ prompts = [policy.prompt(p.question) for p in task.problems("train")[:8]]
 qwen = model_shape("Qwen/Qwen2.5-0.5B")
 
 # %% [markdown]
-# Everything that needs a GPU comes from one recorded run, `story`: the kernel alone, the decode step with each way to
-# put it in, and whole training steps.
+# Nearly everything that needs a GPU comes from one recorded run, `story`: the kernel alone, the decode step with each
+# way to plug it in, and whole training steps.
 #
 # <small>{{ load_record("story", "NVIDIA H200")["results"][0]["rows"] }} rows, prompts of {{ load_record("story",
 # "NVIDIA H200")["setup"]["prompt_tokens"] }} tokens, answers of {{ load_record("story", "NVIDIA
-# H200")["setup"]["new_tokens"] }}. The byte floor is from `decode`, the idle shares are from `trace`; those are other
+# H200")["setup"]["new_tokens"] }}. The byte floor is from `decode`, the idle shares from `trace`, which are other
 # runs.</small>
 
 # %%
@@ -128,7 +128,8 @@ times_repeat, times_gqa = alone["sdpa-repeat"] / alone["cute"], alone["sdpa-gqa"
 # {{ times_repeat:.1f }} times as fast as what it replaces, and only {{ times_gqa:.1f }} times as fast as the stronger
 # competitor. A speedup without its baseline means nothing.
 #
-# What will the step gain? Take the {{ qwen.layers }} calls at the time that each takes alone, and use Amdahl's law.
+# What will the step gain? Multiply: take the {{ qwen.layers }} calls in a step, at the time that each takes alone, and
+# use Amdahl's law.
 
 
 # %%
@@ -143,7 +144,7 @@ print(f"our kernel: {amdahl(by_time, times_repeat):.2f}×, attention for free: {
 promised = ms["compiled"] / amdahl(by_time, times_repeat)
 
 # %% [markdown]
-# By that share, the step should take {{ promised:.2f }} ms instead of {{ ms["compiled"]:.2f }}. This is the promise.
+# By this estimate the step should take {{ promised:.2f }} ms instead of {{ ms["compiled"]:.2f }}. This is the promise.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -157,8 +158,8 @@ first_bet = bet(
 # ## 2 · Put it in
 #
 # transformers calls attention by name: you register a function under a name, and tell the model the name. Here's ours.
-# For a prompt it leaves everything to `sdpa`; for one token per row it turns the mask into a first and a last slot and
-# calls the kernel.
+# It leaves prompts to `sdpa`. For one token per row it turns the mask into a first and a last slot and calls the
+# kernel.
 
 # %%
 display(Markdown(f"```python\n{inspect.getsource(attention.forward)}```"))
@@ -182,7 +183,7 @@ for name, rollout in rollouts.items():
     assert same and gap < 1e-3
 
 # %% [markdown]
-# They are, padding included. And on the clock of the H200, with the wrapping that breaks?
+# They are, padding included. And the time on the H200, with the wrapping `breaks`?
 
 # %% tags=["hide-input"]
 # @title What became of the bet
@@ -194,8 +195,8 @@ slower = ms["our kernel, breaks"] / ms["compiled"]
 #
 # ## 3 · What did we lose?
 #
-# The usual suspects are the kernel, its launches, or some overhead per call. Before we look, one experiment. Take the
-# kernel out again, so that PyTorch's own attention is back, and switch compiling off.
+# The usual suspects are the kernel, its launches, or some overhead per call. One experiment before we look inside: take
+# the kernel out again, so that PyTorch's own attention is back, and switch the compiler off.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -207,7 +208,7 @@ FATES = [
 second_bet = bet("PyTorch's own attention, nothing compiled. How long is the decode step?", FATES)
 
 # %% [markdown]
-# **Look for** the neighbours of `our kernel, breaks`. The scale is logarithmic.
+# **Look for** where the two eager steps are. The scale is logarithmic.
 
 # %% tags=["hide-input"]
 # @title Figure: the steps
@@ -257,13 +258,13 @@ display(Markdown("\n".join(lines)))
 # Eagerly the host launches every kernel itself. The compiled step packs most of them into CUDA graphs (`generate` asks
 # for `mode="reduce-overhead"`). With breaks the host launches about half as many as eager does, and the step still
 # takes as long as an eager one, {{ assert 0.4 < STEPS["our kernel, breaks"]["launches_a_step"] / STEPS["eager, dynamic
-# cache"]["launches_a_step"] < 0.6 }} because between two pieces the host also checks guards and runs Python. In the
-# trace of lesson 06 the GPU is idle for {{ 100 * idle["breaks"]:.0f }}% of this step. {{ assert idle["breaks"] > 0.85
-# }} No kernel, however fast, gives back time in which the GPU waits.
+# cache"]["launches_a_step"] < 0.6 }} because between pieces the host also checks guards and runs Python. In the trace
+# of lesson 06 the GPU is idle for {{ 100 * idle["breaks"]:.0f }}% of this step. {{ assert idle["breaks"] > 0.85 }} No
+# kernel, however fast, gives back time in which the GPU waits.
 #
 # ## 4 · Find out why
 #
-# Count the pieces first. A *backend* is what Dynamo hands its graphs to; this one compiles nothing and takes notes.
+# First count the pieces. A *backend* is what Dynamo hands its graphs to; this one compiles nothing and takes notes.
 
 
 # %%
@@ -316,9 +317,9 @@ assert len(deep["sdpa"].order) == len(deep["operation"].order) == 1 < len(deep["
 assert deep["operation"].tokens == deep["sdpa"].tokens == deep["breaks"].tokens
 
 # %% [markdown]
-# One program became {{ len(deep["breaks"].order) }} pieces (twelve layers, random weights), and some operations are in
-# no piece at all. Each mark below is a piece that ran, from left to right; marks at the same height are the same
-# compiled graph. **Look for** the rhythm, and where it changes.
+# One program became {{ len(deep["breaks"].order) }} pieces (twelve layers, random weights), and some operations aren't
+# in any piece. Each mark below is a piece that ran, from left to right; marks at the same height are the same compiled
+# graph. **Look for** the rhythm, and where it changes.
 
 # %% tags=["hide-input"]
 # @title Figure: the rhythm of a broken step
@@ -345,8 +346,8 @@ missing = set(order[heavy[0] : heavy[1]]) - set(order[heavy[-1] + layer - 1 :]) 
 # Small pieces come back, compiled once. The heavy one (projections, rotary embedding and cache write, up to the break)
 # is **another graph in each layer**, {{ versions }} times, and then it stops coming: {{ assert versions == limit ==
 # len(heavy) < 12 }} in the other {{ 12 - versions }} layers attention's `forward` runs eagerly. {{ assert len(missing)
-# == 2 and heavy[0] + 3 == order.index(max(missing - {order[heavy[0]]})) }} Dynamo says why, if asked. On the command
-# line that's `TORCH_LOGS=graph_breaks,recompiles python train.py`; here we collect the log.
+# == 2 and heavy[0] + 3 == order.index(max(missing - {order[heavy[0]]})) }} Dynamo says why if you ask it. On the
+# command line that's `TORCH_LOGS=graph_breaks,recompiles python train.py`; here we collect the log.
 
 # %% tags=["hide-input"]
 # @title What Dynamo says
@@ -392,9 +393,9 @@ assert breaks and any("layer_idx == " in line for line in said)
 # %% [markdown]
 # Read it from the top. Dynamo can't end a graph in the middle of a loop over layers and resume there, so it gives up on
 # the function with the loop and compiles the functions that this one calls, one by one. Attention's `forward` reads
-# `self.layer_idx`, a Python number, to find its part of the cache. The compiled code is good for that number alone, so
-# the next layer fails the guard and is compiled again. At version {{ limit }} the **recompile limit** is reached. One
-# warning goes to the log, and the function runs eagerly from then on.
+# `self.layer_idx`, a Python number, to find its part of the cache. The compiled code is valid for that number only, so
+# the next layer fails the guard and is compiled again. At version {{ limit }} the **recompile limit** is reached.
+# Dynamo logs one warning and runs the function eagerly from then on.
 #
 # So raise the limit! Every layer gets its own version, and no layer falls back to eager.
 
@@ -412,7 +413,8 @@ third_bet.result(NUMBERS[(len(raised.order) >= len(order)) + (len(raised.order) 
 # %% [markdown]
 # More versions and more pieces, {{ len(raised.order) }} instead of {{ len(order) }}: {{ assert len(raised.order) >
 # len(order) }} what ran eagerly now runs in pieces, and the break is still there in every layer. On the H200 the step
-# is still no faster than an eager one. {{ assert raised_ms > ms["eager, dynamic cache"] }} The cure is no break.
+# is still no faster than an eager one. {{ assert raised_ms > ms["eager, dynamic cache"] }} The only cure is to have no
+# break.
 #
 # ### A tripwire, and what it misses
 #
@@ -474,7 +476,7 @@ for label, rollout in (("expected", expected), ("got", got)):
     print(f"{label:9}", repr(text.split("<|im_end|>")[0]))
 
 # %% [markdown]
-# It ran without an error, and what it says even looks like an answer. In a training loop such answers, and their
+# It ran without an error, and its output even looks like an answer. In a training loop these answers, and their
 # log-probs, wouldn't be the model's. One line fixes it. Our own function refuses to guess:
 
 # %%
@@ -494,9 +496,9 @@ except ValueError as error:
 #
 # ### An operation with a fake
 #
-# Dynamo needn't look into the kernel. It needs to know what comes out: shape, dtype and strides.
-# `torch.library.custom_op` gives a function a name that stays in the graph, and a **fake** answers for it while the
-# graph is made. `opcheck` compares the two. Here's a fake that lies:
+# Dynamo needn't look into the kernel. It only needs to know the output's shape, dtype and strides.
+# `torch.library.custom_op` gives a function a name that stays in the graph, and a **fake** replaces it while Dynamo
+# builds the graph. `opcheck` compares the two. Here's a fake that lies:
 
 
 # %%
@@ -517,8 +519,8 @@ except Exception as error:
     print(type(error).__name__ + ":", found[-1] if found else error)
 
 # %% [markdown]
-# The wrapping `operation` is nothing but this, with an honest fake, and section 4 showed its single graph. Back to the
-# promise of section 1:
+# The wrapping `operation` is just this, with an honest fake, and section 4 showed its single graph. Back to the promise
+# of section 1:
 
 # %% tags=["hide-input"]
 # @title Figure: all steps
@@ -580,16 +582,16 @@ print(f"numbers read in a step: generate {reads('hf-static'):.0f}, our engine {r
 print(f"generate on this CPU: {step_ms:.2f} ms a step, {loop_ms:.2f} of them outside the model")
 
 # %% [markdown]
-# A better kernel does nothing about this work. So the last step leaves `generate`: a decode step of our own
-# that includes sampling, with everything at fixed addresses, recorded as **one** CUDA graph (lesson 07), with the
-# kernel of lesson 09. No compiler is involved any more, so a custom kernel can't break a compiled graph. It's the
-# lowest line of the figure, {{ ms["compiled"] / ms["our own step"]:.1f }} times as fast as the step that `generate`
-# compiles, and its GPU is idle for {{ 100 * idle["own"]:.0f }}% of the time. {{ assert idle["own"] < 0.05 }}
+# A better kernel doesn't touch this work. So the last step leaves `generate`: a decode step of our own that includes
+# sampling, with everything at fixed addresses, recorded as **one** CUDA graph (lesson 07), with lesson 09's kernel. No
+# compiler is involved any more, so a custom kernel can't break a compiled graph. It's the lowest line of the figure, {{
+# ms["compiled"] / ms["our own step"]:.1f }} times as fast as the step that `generate` compiles, and its GPU is idle for
+# {{ 100 * idle["own"]:.0f }}% of the time. {{ assert idle["own"] < 0.05 }}
 #
-# Not all of that is the graph's doing. Nearly everything else in it runs in fused kernels of our own, too, and lesson
-# 07's ladder separates the two: on one machine, compiled `generate` → our step in plain PyTorch, as a graph → the same
-# with our kernels. The second of these steps gains more than the first. {{ assert ladder["graph-eager"]["ms_per_step"]
-# / ladder["graph"]["ms_per_step"] > 2 > ladder["hf-static-compiled"]["ms_per_step"] /
+# The graph isn't the whole reason: nearly everything else in this step runs in fused kernels of our own, too. Lesson
+# 07's ladder separates the two: compiled `generate` → our step in plain PyTorch, as a graph → the same with our
+# kernels. The second arrow gains more than the first. {{ assert ladder["graph-eager"]["ms_per_step"] /
+# ladder["graph"]["ms_per_step"] > 2 > ladder["hf-static-compiled"]["ms_per_step"] /
 # ladder["graph-eager"]["ms_per_step"] > 1 }}
 #
 # **What runs today.** The engine's default step has its attention, norms and sampler in Triton, because those add up in
@@ -603,8 +605,8 @@ print(f"generate on this CPU: {step_ms:.2f} ms a step, {loop_ms:.2f} of them out
 #
 # ## 7 · What the training step gains
 #
-# The rollout is one phase of a training step. If it's a share $f$ and becomes $g$ times as fast, the step becomes $1 /
-# (1 - f + f / g)$ times as fast.
+# The rollout is one phase of a training step. One last time, Amdahl's law: if the rollout is a share $f$ and becomes
+# $g$ times as fast, the step becomes $1 / (1 - f + f / g)$ times as fast.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -631,7 +633,7 @@ attention_free = amdahl(
 )
 
 # %% [markdown]
-# Amdahl's law, with a share and a gain **measured in the loop itself**, is off by at most {{ 100 *
+# With a share and a gain **measured in the loop itself**, Amdahl's law is off by at most {{ 100 *
 # max(errors.values()):.0f }}%. {{ assert max(map(abs, errors.values())) == max(errors.values()) < 0.15 }} The sum of
 # microbenchmarks in section 1 was off by {{ 100 * ms["our kernel, operation"] / promised - 100:.0f }}%. {{ assert
 # ms["our kernel, operation"] / promised - 1 > 2 * max(errors.values()) }}
@@ -660,13 +662,14 @@ lines = ["| | |", "| --- | ---: |", *(f"| {what} | {number} |" for what, number 
 display(Markdown("\n".join([*lines, "", provenance(story)])))
 
 # %% [markdown]
-# The kernel was never slow. It ended the compiled graph in every layer, so the step lost what compiling was worth; the
-# GPU spent the difference waiting for the host. As an operation it costs nothing to keep the graph, and the gain is
-# real but small. The large gains came from a step of our own: one launch, and fused kernels all the way through.
+# Case closed, at least for our staging of it. The kernel was never slow. It ended the compiled graph in every layer, so
+# the step lost what compiling was worth, and the GPU spent the difference waiting for the host. Registered as an
+# operation, the kernel keeps the graph whole, and the gain is real but small. The large gains came from a step of our
+# own: one graph, and fused kernels all the way through.
 #
 # ## 9 · Before you believe that a kernel is faster
 #
-# 1. **Write down a prediction**, with the share measured in the step, and attention for free as the bound. (Register an
+# 1. **Write down a prediction**, with the share measured in the step, and free attention as the bound. (Register an
 #    attention that returns zeros, and time that.)
 # 2. **Compare results**: tokens and log-probs, with padding, rows of different lengths, a cache that is not full. Make
 #    sure that a mask arrives.
@@ -689,15 +692,15 @@ display(Markdown("\n".join([*lines, "", provenance(story)])))
 #    the pieces?
 #
 # <details><summary>Answer</summary>
-# Nothing. Six versions never reached the limit, so no layer had fallen back to eager. The break is still there in every
-# layer: register the kernel as an operation with a fake.
+# Nothing. Six layers need only six versions, below the limit, so no layer had fallen back to eager. The break is still
+# there in every layer: register the kernel as an operation with a fake.
 # </details>
 #
 # 3. Why is the function with the projections compiled anew for each layer, and the MLP not?
 #
 # <details><summary>Answer</summary>
-# It reads the number of its layer, a Python integer, to find its cache, and the compiled code is good for that number.
-# The MLP's code depends on shapes and dtypes alone, which are the same in all layers; weights are inputs.
+# It reads the number of its layer, a Python integer, to find its cache, and the compiled code is valid only for that
+# number. The MLP's code depends on shapes and dtypes alone, which are the same in all layers; weights are inputs.
 # </details>
 #
 # 4. `fullgraph=True` is accepted and there is one graph. Name two things that can still be wrong.
@@ -711,11 +714,10 @@ display(Markdown("\n".join([*lines, "", provenance(story)])))
 #    there without an error?
 #
 # <details><summary>Answer</summary>
-# No compiler is asked: what is launched while the graph is recorded is replayed. A read by the host is refused while
-# recording. What is **not** refused is a Python value: it is baked in. A position passed as a number, or a branch that
-# was taken while recording, stays what it was then, in every replay. (New tensors are allowed, by the way. They come
-# from the graph's own pool, and every replay writes to the same addresses, so whoever kept an old result finds it
-# overwritten.)
+# No compiler is involved: whatever is launched while recording is replayed. A read by the host is refused while
+# recording. A Python value is **not** refused: it's baked in. A position passed as a number, or a branch taken while
+# recording, stays the same in every replay. (New tensors are allowed. They come from the graph's own pool, and every
+# replay writes to the same addresses, so a result you kept gets overwritten.)
 # </details>
 #
 # ## Exercises
@@ -726,7 +728,7 @@ display(Markdown("\n".join([*lines, "", provenance(story)])))
 #
 # ## Further reading
 #
-# - *Making Dr GRPO go brrr*, June 2026, kyrieblunders.bearblog.dev: the story, told by the one to whom it happened.
+# - *Making Dr GRPO go brrr*, June 2026, kyrieblunders.bearblog.dev: the story, told by its author.
 # - Ansel et al. 2024, *PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and Graph
 #   Compilation*, ASPLOS: Dynamo, guards, graph breaks.
 # - PyTorch's documentation: *Custom Operators* (`torch.library.custom_op`, `opcheck`), *Common Graph Breaks* and
