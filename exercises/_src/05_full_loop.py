@@ -184,7 +184,7 @@ if check.q3.passed:
     fig, ax = plt.subplots()
     for n, color in ((100, VERMILION), (200, ORANGE), (1000, BLUE)):
         ax.plot(range(1, 21), [100 * overstated(0.6, n, k) for k in range(1, 21)], color=color, label=f"{n:,} problems")
-    ax.set(xlabel="checkpoints to choose from", ylabel="points", title="What choosing the best adds, at 60 %")
+    ax.set(xlabel="checkpoints to choose from", ylabel="points", title="What choosing the best adds, at 60%")
     ax.set_xticks(range(2, 21, 2))
     ax.legend()
     ax.grid()
@@ -323,7 +323,7 @@ for column, (name, verdict) in zip(axes.T, names.items(), strict=True):
     column[0].set_title(verdict)
     column[1].set(yscale="log", xlabel="training step")
 axes[0, 0].set_ylabel("share")
-axes[1, 0].set_ylabel("KL, nats a token")
+axes[1, 0].set_ylabel("KL, nats per token")
 axes[0, 1].legend(loc="center right")
 plt.show()
 

@@ -197,7 +197,7 @@ if check.q2.passed:
     for launches, color, style in ((1200, "#D55E00", "--"), (1, "#009E73", "-")):
         found = [free_rows(5e8, 12288 * t, 2, launches, 1e-5, 4e12, 8e14, 1.05) for t in tokens]
         ax.plot(tokens, found, color=color, linestyle=style, marker="o", label=f"{launches} × 10 µs of launches")
-    ax.set(xscale="log", yscale="log", xlabel="tokens in a row's cache", ylabel="free rows", title="Rows that cost 5 %")
+    ax.set(xscale="log", yscale="log", xlabel="tokens in a row's cache", ylabel="free rows", title="Rows that cost 5%")
     ax.legend()
     plt.show()
 

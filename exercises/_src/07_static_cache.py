@@ -372,9 +372,9 @@ if check.q4.passed:
     fig, ax = plt.subplots()
     for host, color, style in ((0.0, "#009E73", "-"), (2.0, "#D55E00", "--")):
         found = [best_slots(lengths, host, 0.5, price, 48) for price in prices]
-        ax.plot(prices, found, color=color, linestyle=style, marker="o", label=f"host {host:g} ms a step")
+        ax.plot(prices, found, color=color, linestyle=style, marker="o", label=f"host {host:g} ms per step")
     ax.set(
-        xlabel="ms for each row", ylabel="best number of slots", title="48 answers, 0.5 ms a step fixed", ylim=(0, 50)
+        xlabel="ms for each row", ylabel="best number of slots", title="48 answers, 0.5 ms per step fixed", ylim=(0, 50)
     )
     ax.legend()
     plt.show()

@@ -51,7 +51,7 @@ from rlcourse.measure.records import load_record, provenance
 cpu = torch.device("cpu")
 config = make_config("laptop", device="cpu", num_prompts=pick(4, 16))
 policy, engine, task = load_all(config)
-print(f"{config.rows} answers a step, {torch.get_num_threads()} thread(s)")
+print(f"{config.rows} answers per step, {torch.get_num_threads()} thread(s)")
 
 # %% [markdown]
 # ## 1 · Where does a step go?
@@ -102,13 +102,13 @@ NAMES = {"trl-default": "TRL", "trl-static-compiled": "TRL, decode step compiled
 
 
 def bar(ax, place: int, parts: dict[str, float], whole: float) -> None:
-    """One step as a bar of 100 %: its phases, and in gray what is in none of them."""
+    """One step as a bar of 100%: its phases, and in gray what is in none of them."""
     left = 0.0
     for phase, seconds in (parts | {"the rest": whole - sum(parts.values())}).items():
         width = 100 * seconds / whole
         ax.barh(place, width, left=left, color=PHASES.get(phase, "#999999"))
         if width > 4:
-            words = f"{phase}\n{width:.0f} %" if width > 8 else f"{width:.0f} %"
+            words = f"{phase}\n{width:.0f}%" if width > 8 else f"{width:.0f}%"
             ax.text(left + width / 2, place, words, ha="center", va="center", fontsize=9, color="white")
         left += width
 
@@ -622,8 +622,8 @@ def draw_floor(ax, model, rows, context, gb_per_s):
     chosen = decode_step(SHAPES[model], rows, context, 2).total_bytes / (1e9 * gb_per_s)
     ax.plot([rows], [1e3 * chosen], "o", color=BLACK)
     ax.axvline(rows, color=BLACK, linestyle=":")
-    ax.set(xscale="log", xlabel="rows", ylabel="ms a step, at least", xlim=(1, 256))
-    first = f"{model}, {context} tokens a row, {gb_per_s} GB/s"
+    ax.set(xscale="log", xlabel="rows", ylabel="ms per step, at least", xlim=(1, 256))
+    first = f"{model}, {context} tokens per row, {gb_per_s} GB/s"
     ax.set_title(f"{first}\n{rows} rows: {1e3 * chosen:.3g} ms, {rows / chosen:,.0f} tokens/s")
     ax.legend(loc="upper left")
 

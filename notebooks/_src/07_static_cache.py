@@ -82,7 +82,7 @@ for place, (row, color) in enumerate(zip(rungs, (BLUE, SKY, ORANGE, PURPLE, VERM
 ax.axvline(floor_ms, color=BLACK, linestyle=":", label=f"byte floor, {floor_ms:.2f} ms")
 ax.set_yticks(range(6), NAMES.values())
 ax.set_ylim(5.6, -0.6)
-ax.set(xscale="log", xlim=(0.2, 500), xlabel="ms a step", title=f"A decode step of 16 rows, {provenance(record)}")
+ax.set(xscale="log", xlim=(0.2, 500), xlabel="ms per step", title=f"A decode step of 16 rows, {provenance(record)}")
 ax.set_xticks([0.3, 1, 3, 10, 30, 100], [0.3, 1, 3, 10, 30, 100])
 ax.grid(axis="x")
 ax.legend(loc="lower right")
@@ -607,7 +607,7 @@ assert chi["Gumbel-max"] < 9 + 5 * 18**0.5 < chi["wrong: logits + u"]
 
 # %% tags=["hide-input"]
 # @title Table: from the compiled step to the floor
-lines = ["| rung | ms a step | kernels | launches | × the byte floor |", "| --- | ---: | ---: | ---: | ---: |"]
+lines = ["| rung | ms per step | kernels | launches | × the byte floor |", "| --- | ---: | ---: | ---: | ---: |"]
 SAID = {
     "hf-static-compiled": "`generate`, static cache, compiled",
     "graph-eager": "our step in PyTorch, one CUDA graph",
@@ -671,7 +671,7 @@ for place, (ms, color) in enumerate(zip(live.values(), (BLACK, BLUE, SKY, PURPLE
     ax.plot(ms, place, color=color, marker="o", markersize=9)
     ax.annotate(f"{ms:,.1f} ms", (ms, place), (9, 0), textcoords="offset points", va="center")
 ax.set_yticks(range(len(live)), live)
-ax.set(xscale="log", xlabel="ms a step", title="32 rows of the embedded model, this CPU")
+ax.set(xscale="log", xlabel="ms per step", title="32 rows of the embedded model, this CPU")
 ax.set_xticks([1, 3, 10, 30, 100, 300], [1, 3, 10, 30, 100, 300])
 ax.set_xlim(0.5 * min(live.values()), 3 * max(live.values()))
 ax.set_ylim(len(live) - 0.4, -0.6)
@@ -704,7 +704,7 @@ for name, (label, color, marker, style) in STYLES.items():
     ax.plot(sizes, ms, color=color, marker=marker, linestyle=style, label=label)
 ax.plot(sizes, [RUNGS["graph", n]["floor_ms"] for n in sizes], color=BLACK, linestyle=":", label="byte floor")
 ax.set(
-    xscale="log", yscale="log", xlabel="rows", ylabel="ms a step", title=f"Qwen2.5-0.5B's shape, {provenance(record)}"
+    xscale="log", yscale="log", xlabel="rows", ylabel="ms per step", title=f"Qwen2.5-0.5B's shape, {provenance(record)}"
 )
 ax.set_xticks(sizes, sizes)
 ax.set_yticks([0.25, 0.5, 1, 2, 5, 10, 20], ["0.25", "0.5", "1", "2", "5", "10", "20"])
@@ -746,7 +746,7 @@ def draw_step(ax, rows: int, launches: int, host_us: float, gb_per_s: int, tflop
     ax.plot(rows, now[bound], marker="o", markersize=9, color=BLACK)
     found = f"bound by {bound.split(':')[0]}: {now[bound]:.2f} ms, {1e3 * rows / now[bound]:,.0f} tokens/s"
     ax.set_title(f"{rows} rows, {launches} launch{'es' * (launches > 1)} of {host_us:g} µs\n{found}")
-    ax.set(yscale="log", xlabel="rows", ylabel="ms a step", ylim=(0.005, 600))
+    ax.set(yscale="log", xlabel="rows", ylabel="ms per step", ylim=(0.005, 600))
     ax.set_xscale("log", base=2)
     ax.legend(loc="upper left", fontsize=8)
 

@@ -126,7 +126,7 @@ print(f"c = a + b, in the interpreter; read {dict(report.read)} bytes, wrote {di
 # %%
 @dataclass(frozen=True)
 class Add:
-    """c = a + b, one element a thread; float32 [n]. Without `guard` nobody asks whether the element exists."""
+    """c = a + b, one element per thread; float32 [n]. Without `guard` nobody asks whether the element exists."""
 
     threads: int = 64
     guard: bool = True
@@ -493,7 +493,7 @@ waste.result(used[steps.index(16)])
 # %%
 @dataclass(frozen=True)
 class WideAdd(Add):
-    """c = a + b, `vector` neighbouring elements a thread."""
+    """c = a + b, `vector` neighbouring elements per thread."""
 
     vector: int = 4
 
@@ -532,10 +532,10 @@ for vector in (1, 2, 4, 8):
 fig, axes = plt.subplots(1, 2, figsize=(9.5, 3), layout="constrained")
 names = [str(v) for v in wide]
 axes[0].bar(names, [1024 * r.total / (12 * n) for r in wide.values()], color=BLUE)
-axes[0].set(title="Warp instructions per KB moved", xlabel="elements a thread")
+axes[0].set(title="Warp instructions per KB moved", xlabel="elements per thread")
 axes[1].bar(names, [r.sectors * 32 / (12 * n) for r in wide.values()], color=VERMILION)
 axes[1].axhline(1, color=BLACK, linestyle=":")
-axes[1].set(title="Bytes of touched sectors / bytes asked for", xlabel="elements a thread")
+axes[1].set(title="Bytes of touched sectors / bytes asked for", xlabel="elements per thread")
 plt.show()
 fewer, twice = wide[1].total / wide[4].total, wide[8].sectors / wide[4].sectors
 
@@ -848,7 +848,7 @@ norm_saved, swiglu_saved = eager_bytes[0] / norm_bytes, eager_bytes[1] / swiglu_
 # %% tags=["hide-input"]
 # @title Your bet
 record = load_record("cute", "NVIDIA H200")
-FATES = ["ours, by more than 1.5 times", "ours, by 5 to 50 %", "neither: within 5 %", "torch.compile's"]
+FATES = ["ours, by more than 1.5 times", "ours, by 5 to 50%", "neither: within 5%", "torch.compile's"]
 fastest = bet("RMSNorm with the residual on an H200: whose kernel is faster, ours or torch.compile's?", FATES)
 
 # %% tags=["hide-input"]
@@ -926,10 +926,10 @@ def draw_flight(ax, registers: int, bytes_a_thread: int, latency_ns: int) -> Non
     found = reached(torch.tensor(float(bytes_a_thread)))
     ax.plot(sizes, reached(sizes), color=BLUE)
     ax.plot([bytes_a_thread], [found], color=VERMILION, marker="o", markersize=9)
-    ax.set(xscale="log", ylim=(0, 108), xlabel="bytes a thread has in flight", ylabel="% of the bandwidth, at most")
+    ax.set(xscale="log", ylim=(0, 108), xlabel="bytes in flight per thread", ylabel="% of the bandwidth, at most")
     ax.set(xticks=[1, 4, 16, 64, 128], xticklabels=[1, 4, 16, 64, 128])
     ax.minorticks_off()
-    title = f"{registers} registers, {warps} of 64 warps,\n{bytes_a_thread} bytes a thread: {found:.0f} %"
+    title = f"{registers} registers, {warps} of 64 warps,\n{bytes_a_thread} bytes per thread: {found:.0f}%"
     ax.set_title(title, fontsize=11)
     ax.grid()
 

@@ -96,7 +96,7 @@ GPUS = {
 }
 for name, gpu in GPUS.items():
     ridges = [1e3 * tflops / gpu.gb_per_s for tflops in (gpu.cuda_tflops, gpu.tensor_tflops)]
-    print(f"{name:9} ridge at {ridges[0]:4.0f} operations a byte on CUDA cores, {ridges[1]:4.0f} on tensor cores")
+    print(f"{name:9} ridge at {ridges[0]:4.0f} FLOP/byte on CUDA cores, {ridges[1]:4.0f} on tensor cores")
 
 # %% [markdown]
 # The *ridge* (lesson 06) is the intensity above which a kernel is compute-bound. **Look for** where $H/K$ lies.
@@ -113,7 +113,7 @@ for (name, color), style in zip((("A10", ORANGE), ("H200", BLUE)), ("--", "-"), 
 for ratio, text in ((1, "1"), (2, "2"), (7, "H/K = 7")):
     ax.axvline(ratio, color=BLACK, linestyle=":", linewidth=1)
     ax.text(1.07 * ratio, 0.4, text)
-ax.set(xscale="log", yscale="log", xlabel="operations a byte", ylabel="tera-operations a second")
+ax.set(xscale="log", yscale="log", xlabel="FLOP/byte", ylabel="TFLOP/s")
 ax.set_title("Decode attention under the roofs of two GPUs (published numbers)")
 ax.legend(loc="lower right")
 ax.grid()
@@ -875,7 +875,7 @@ for size, color, marker in ((SMALL, BLUE, "o"), (LARGE, ORANGE, "s")):
     ax.axvline(floor, color=color, linestyle=":")
 ax.axhline(7.5, color=GREY, linewidth=1)
 ax.set_yticks(range(len(NAMES)), list(NAMES.values()))
-ax.set(xscale="log", xlim=(0.7, 4000), ylim=(len(NAMES) - 0.5, -0.5), xlabel="µs a call")
+ax.set(xscale="log", xlim=(0.7, 4000), ylim=(len(NAMES) - 0.5, -0.5), xlabel="µs per call")
 ax.set_title(f"Decode attention of one layer, {provenance(record)}")
 ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15))
 ax.grid(axis="x")

@@ -118,7 +118,7 @@ colors = [SKY if name.startswith("sdpa") else GREEN for name in LABELS]
 bars = ax.barh(list(LABELS.values()), [alone[name] for name in LABELS], color=colors)
 ax.bar_label(bars, fmt="%.1f", padding=3)
 tokens = next(r["shape"][1] for r in story["results"] if "us" in r)
-ax.set(xlabel="µs a call", title=f"Attention of one layer, {ROWS} rows of {tokens} tokens, {provenance(story)}")
+ax.set(xlabel="µs per call", title=f"Attention of one layer, {ROWS} rows of {tokens} tokens, {provenance(story)}")
 ax.margins(x=0.1)
 ax.invert_yaxis()
 plt.show()
@@ -225,7 +225,7 @@ def draw_steps(names: list[str], floor: float | None = None) -> None:
     if floor:
         ax.axvline(floor, color=BLACK, linestyle=":", label="its bytes, at the rate of a copy")
         ax.legend(loc="lower right")
-    ax.set(xscale="log", xlim=(0.2, 60), ylim=(len(names) - 0.5, -0.5), xlabel="ms a step")
+    ax.set(xscale="log", xlim=(0.2, 60), ylim=(len(names) - 0.5, -0.5), xlabel="ms per step")
     ax.set_xticks([0.3, 1, 3, 10, 30], [0.3, 1, 3, 10, 30])
     ax.set_title("One decode step of 16 rows")
     ax.grid(axis="x")
@@ -402,7 +402,7 @@ assert breaks and any("layer_idx == " in line for line in said)
 # %% tags=["hide-input"]
 # @title Your bet
 NUMBERS = ["fewer pieces: all layers are compiled now", "as many pieces as before", "more pieces"]
-third_bet = bet(f"Recompile limit 64 instead of {limit}. What becomes of the {len(order)} pieces a step?", NUMBERS)
+third_bet = bet(f"Recompile limit 64 instead of {limit}. What becomes of the {len(order)} pieces per step?", NUMBERS)
 
 # %%
 with torch._dynamo.config.patch(recompile_limit=64):
@@ -432,7 +432,7 @@ def peeking(q, k, v, position, start):
 AttentionInterface.register("peeks", attention.forward(peeking))
 AttentionMaskInterface.register("peeks", sdpa_mask)
 for name, way in (WAYS | {"peeks": "peeks"}).items():
-    print(f"{name:10} without fullgraph {len(pieces(tiny(4), way).order):3} pieces a step", end="; ")
+    print(f"{name:10} without fullgraph {len(pieces(tiny(4), way).order):3} pieces per step", end="; ")
     try:
         strict = pieces(tiny(4), way, fullgraph=True)
         fetched = sum("item" in node and "getitem" not in node for nodes in strict.names for node in nodes)
@@ -579,7 +579,7 @@ def outside_the_model() -> tuple[float, float]:
 
 step_ms, loop_ms = outside_the_model()
 print(f"numbers read in a step: generate {reads('hf-static'):.0f}, our engine {reads('fast'):.0f}")
-print(f"generate on this CPU: {step_ms:.2f} ms a step, {loop_ms:.2f} of them outside the model")
+print(f"generate on this CPU: {step_ms:.2f} ms per step, {loop_ms:.2f} of them outside the model")
 
 # %% [markdown]
 # A better kernel doesn't touch this work. So the last step leaves `generate`: a decode step of our own that includes

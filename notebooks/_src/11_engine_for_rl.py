@@ -429,14 +429,14 @@ bars = left.bar(["vLLM", "unpaged", "paged"], [of_skewed[name]["tokens_per_s"] f
 for bar, color in zip(bars, colors.values(), strict=True):
     bar.set_color(color)
 left.bar_label(bars, fmt="{:,.0f}", padding=2)
-left.set(title="Skewed lengths", ylabel="tokens a second", ylim=(0, 1.2 * with_pages["tokens_per_s"]), yticks=[])
+left.set(title="Skewed lengths", ylabel="tokens per second", ylim=(0, 1.2 * with_pages["tokens_per_s"]), yticks=[])
 for number, (variant, color) in enumerate((("unpaged", SKY), ("paged", GREEN))):
     places = [i + 0.36 * (number - 0.5) for i in range(len(sizes))]
     times = [equal[rows, variant]["ms_per_step"] for rows in sizes]
     bars = right.bar(places, times, 0.34, color=color, label=variant)
     right.bar_label(bars, fmt="%.2f", padding=2, fontsize=9)
 right.set_xticks(range(len(sizes)), [f"{rows} rows" for rows in sizes])
-right.set(title=f"Equal lengths, {provenance(paged)}", ylabel="ms a step", ylim=(0, 1.15 * max(times)))
+right.set(title=f"Equal lengths, {provenance(paged)}", ylabel="ms per step", ylim=(0, 1.15 * max(times)))
 right.legend(loc="upper left")
 plt.show()
 faster = with_pages["tokens_per_s"] / without["tokens_per_s"]
@@ -814,7 +814,7 @@ falls = {name: (sum(ways["one set"]) - sum(ways["two"])) / 3 for name, ways in r
 fall, seeds_vary = sum(falls.values()) / 4, torch.cat([runs.var(1) for runs in settings]).mean().sqrt().item()
 fall_error = seeds_vary * (2 / 3 / 4) ** 0.5  # of a mean of 4 differences between means of 3 seeds
 print(f"the gap costs {fall:.1f} points, standard error {fall_error:.1f}")
-print(f"labels shuffled, the ways differ as much in {100 * by_chance:.0f} % of the cases")
+print(f"labels shuffled, the ways differ as much in {100 * by_chance:.0f}% of the cases")
 fall_bet.result(round(fall, 1))
 
 # %% tags=["hide-input"]

@@ -180,7 +180,7 @@ print(f"{'together':26} {sum(ledger(qwen, 64, once, 256, most).values()) / 1e9:5
 
 # %% tags=["hide-input"]
 # @title Your bet
-PEAKS = ["4 times as much", "about 60 % more", "about a tenth more"]
+PEAKS = ["4 times as much", "about 60% more", "about a tenth more"]
 peak_bet = bet(f"64 answers peak at {steps[64]['peak_memory_bytes'] / 1e9:.0f} GB. And 256 answers?", PEAKS)
 
 # %% tags=["hide-input"]
@@ -465,7 +465,7 @@ def draw_rows(ax, width: int, answers: int) -> None:
             ax.barh(place, len(example.ids), left=left, color=(SKY, BLUE, GREEN, ORANGE)[number % 4], edgecolor="white")
             left += len(example.ids)
     ax.set(xlim=(0, width), xlabel="token", ylabel="row", ylim=(len(rows) - 0.4, -0.6), yticks=range(len(rows)))
-    ax.set_title(f"{answers} answers, width {width}:\n{len(rows)} rows, {share:.0f} % padding", fontsize=11)
+    ax.set_title(f"{answers} answers, width {width}:\n{len(rows)} rows, {share:.0f}% padding", fontsize=11)
 
 
 explorer(
@@ -872,7 +872,7 @@ def moved(lr: float) -> float:
 
 
 rates = [10.0**-k for k in (7, 6, 5, 4, 3)]
-print("lr", {f"{lr:.0e}": f"{moved(lr):.1f} %" for lr in rates})
+print("lr", {f"{lr:.0e}": f"{moved(lr):.1f}%" for lr in rates})
 w = torch.tensor(0.02).bfloat16()
 above = (w.view(torch.int16) + 1).view(torch.bfloat16)
 print(f"beside {w.item():.6f} the next number of bf16 is {above.item():.6f}: {above.item() - w.item():.1e} further")

@@ -123,11 +123,11 @@ def draw_roofline(axes: Axes, machine: "Machine", points: list[tuple[str, "Work"
     for (label, work, seconds), (color, marker) in zip(points, itertools.cycle(styles), strict=False):
         reached = work.total_flops / seconds / 1e9
         share = 100 * machine.floor_seconds(work) / seconds
-        label = f"{label}: {share:.0f} % of the roof"
+        label = f"{label}: {share:.0f}% of the roof"
         axes.plot(work.intensity, reached, marker=marker, linestyle="", markersize=8, color=color, label=label)
     axes.set(xscale="log", yscale="log")
     finish(axes, "Roofline", "billion operations a second")
-    axes.set_xlabel("operations a byte", fontsize=11)
+    axes.set_xlabel("FLOP/byte", fontsize=11)
     axes.legend(frameon=False, fontsize=9, loc="lower right")
 
 

@@ -61,4 +61,4 @@ def test_a_roofline_rises_with_the_bytes_and_is_flat_behind_the_ridge():
     assert [y / x for x, y in zip(roof.get_xdata()[:2], roof.get_ydata()[:2], strict=True)] == pytest.approx([1, 1])
     assert roof.get_ydata()[1] == roof.get_ydata()[2] == 100
     assert [(dot.get_xdata()[0], dot.get_ydata()[0]) for dot in dots] == [(2, 0.5), (1000, 50)]
-    assert [dot.get_label() for dot in dots] == ["decode: 25 % of the roof", "update: 50 % of the roof"]
+    assert [dot.get_label() for dot in dots] == ["decode: 25% of the roof", "update: 50% of the roof"]
