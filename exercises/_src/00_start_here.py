@@ -8,10 +8,10 @@
 
 # %% [markdown]
 # Three short exercises for [lesson 00](../notebooks/00_start_here.ipynb). Write your code where it says
-# `# YOUR CODE HERE`, then run the cell below it: a card says what is right and what is not yet.
+# `# YOUR CODE HERE`, then run the cell below it: a card shows which cases pass and which don't yet.
 #
-# Of the three hints the first asks a question, the second has the idea, the third the shape of the answer. Open one,
-# try, and open the next only if you are still stuck.
+# Each exercise has three hints: the first asks a question, the second gives the idea, the third outlines the answer.
+# Open the next one only if you're still stuck.
 
 # %%
 import itertools
@@ -38,7 +38,7 @@ print("ready")
 # - Four `#` at the beginning of a line, at least one space, a number, then at most spaces up to the end of the line.
 # - A number is digits with an optional `-` before and an optional decimal part (`3.50`). Commas may group by threes:
 #   `1,234` is 1234. Nothing else is a number: not `1,23`, not `1234,567`, not `+5`, `.5` or `5.`, not `twelve`.
-# - A line that cannot be read is passed over. An earlier one that can be read counts then.
+# - A line that can't be read is skipped, and an earlier one that can be read counts.
 #
 # <details><summary>Hint 1: a question</summary>
 # Which of the lines of `#### 4⏎#### 5⏎#### 6 or 7` is the one to return, and in which order would you look at them to
@@ -83,7 +83,7 @@ if check.q1.passed:
         print(f"{text!r:28} → {final_number(text)}")
 
 # %% [markdown] tags=["solution"]
-# **Why from the end.** A model that corrects itself writes two lines, and means the second. **Why the whole line.**
+# **Why from the end.** A model that corrects itself writes two such lines and means the second. **Why the whole line.**
 # With `re.search` instead of `re.fullmatch`, `#### 5 or 6` is read as 5: a policy could hedge. **Why `[0-9]` and not
 # `\d`.** In Python `\d` also matches digits of other scripts. A tokenizer can write those, and `float` even accepts
 # them, so it is a matter of taste here; the package takes ASCII digits alone.
@@ -101,7 +101,7 @@ if check.q1.passed:
 # where $c$ is the number of right samples of the problem. Return a float.
 #
 # <details><summary>Hint 1: a question</summary>
-# One problem is always solved, another never. What is pass@8 of the two, and what would the formula say of their mean
+# One problem is always solved, another never. What is pass@8 of the two, and what would the formula give for their mean
 # number of right samples?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
@@ -131,8 +131,8 @@ def pass_at_k(right: torch.Tensor, k: int) -> float:
 check.q2(pass_at_k)
 
 # %% [markdown]
-# Two sets of problems with the **same** pass@1. In one all problems are solved now and then; in the other half of them
-# always and half never. **Look for** how differently more samples help.
+# Two sets of problems with the **same** pass@1. In one set, every problem is solved half of the time. In the other,
+# half of the problems are always solved and half never. **Look for** how much more samples help in each.
 
 # %%
 if check.q2.passed:
@@ -161,12 +161,12 @@ print(f"{sum(ways)} of {len(ways)} ways = {sum(ways) / len(ways)}; pass_at_k: {p
 #
 # ●●●○○ · 20 minutes
 #
-# Lesson 00 takes a gain apart whose factors multiply. Here is the smallest case: an answer is right if it is clean (50
-# % before training, 90 % after) and works (20 %, then 100 %). So 10 % were right before, and 90 % after. How many of
-# the 80 points did each of the two contribute? You can tell it two ways:
+# Lesson 00 takes apart a gain whose factors multiply. Here is the smallest case: an answer is right if it is clean (50%
+# before training, 90% after) and works (20%, then 100%). So 10% were right before, and 90% after. How many of the 80
+# points did each of the two contribute? There are two ways to tell it:
 #
-# - clean first: 0.5 → 0.9 at 20 % working adds 8 points; then working, at 90 % clean, adds 72;
-# - working first: 0.2 → 1.0 at 50 % clean adds 40 points; then clean adds 40.
+# - clean first: 0.5 → 0.9 at 20% working adds 8 points; then working, at 90% clean, adds 72;
+# - working first: 0.2 → 1.0 at 50% clean adds 40 points; then clean adds 40.
 #
 # Neither order is better than the other, so take the **mean over all orders**. Write it for any number of factors:
 # `before` and `after` hold the factors, `[k]`, with `k` up to 5; return what each contributes, `[k]`, as a share of all
@@ -216,7 +216,7 @@ if check.q3.passed:  # the lesson's factors, all levels in one; it shares level 
 
 # %% [markdown] tags=["solution"]
 # This is the *Shapley value* of game theory: the only way to share that adds up to the whole, treats equals alike,
-# gives nothing to a factor that makes no difference, and shares the sum of two gains as it shares each of them. It is a
-# convention all the same. If choice contributed so many points, it need not have gained as many alone, and as many need
-# not be missing without it: the lesson's table has all three numbers. When somebody tells you how much of an
-# improvement is due to what, ask which of the three it is.
+# gives nothing to a factor that makes no difference, and shares the sum of two gains as it shares each of them. It's
+# still a convention. What choice contributes is neither what it would have gained alone nor what would be missing
+# without it: the lesson's table has all three numbers. When somebody tells you how much of an improvement is due to
+# what, ask which of the three it is.

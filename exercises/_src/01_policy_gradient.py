@@ -11,9 +11,9 @@
 # time: five short ones, each tested as soon as it's there. Then your loop trains a model, and it's saved as
 # `my_loop.py`. Lessons 02 to 05 change that file, one function each. The second part has three puzzles.
 #
-# Write your code where it says `# YOUR CODE HERE`, then run the cell below it. The functions must stand by themselves:
-# use `torch` and Python's own modules. Of the three hints the first asks a question, the second has the idea, the third
-# the shape of the answer.
+# Write your code where it says `# YOUR CODE HERE`, then run the cell below it. Each function must be self-contained:
+# use `torch` and Python's own modules. Of the three hints, the first asks a question, the second gives the idea, the
+# third outlines the answer.
 
 # %%
 import itertools
@@ -46,7 +46,7 @@ print(f"{len(problems):,} problems")
 # ●○○○○ · 5 minutes
 #
 # The model reads a text and returns a score, a *logit* $z_v$, for every token $v$ that could come next. Their softmax
-# is the policy, $\pi(v) = e^{z_v} / \sum_u e^{z_u}$. Draw one token per row with these probabilities. The page around
+# is the policy, $\pi(v) = e^{z_v} / \sum_u e^{z_u}$. Draw one token per row with these probabilities. The loop around
 # your function calls it once per token, until every answer has ended.
 #
 # <details><summary>Hint 1: a question</summary>
@@ -78,10 +78,9 @@ check.q1(sample)
 #
 # ●●○○○ · 10 minutes
 #
-# One forward pass over prompt and answer gives the log-prob of every token that was drawn. The output at position $t$
-# predicts the token at position $t + 1$, so the last output predicts nothing, and the first token isn't predicted. That
-# leaves `width - 1` log-probs. Only those of the answer count, from its first token to the one that ends it: `mask`
-# says which.
+# One forward pass over prompt and answer gives the log-prob of every token. The output at position $t$ predicts the
+# token at position $t + 1$, so the last output isn't used, and nothing predicts the first token. That leaves
+# `width - 1` log-probs. Only the answer's count, from its first token to the one that ends it: `mask` says which.
 #
 # | position | 0 | 1 | 2 | 3 | 4 | 5 |
 # | --- | --- | --- | --- | --- | --- | --- |
@@ -123,10 +122,10 @@ check.q2(log_probs)
 #
 # ●●○○○ · 10 minutes
 #
-# The reward: 1.0 for a right answer and 0.0 for any other. Read strictly. The answer is the last number announced
-# by `####` and a space; nothing else is paid, right or wrong, and so the model will learn the form, too. Numbers are
-# compared as numbers: `1,234` and `1234.0` are the same, `-14` and `14` aren't. (Answers that were cut off get 0 from
-# the page around your function.)
+# The reward: 1.0 for a right answer and 0.0 for any other. Read strictly: the answer is the last number announced by
+# `####` and a space. Nothing else is paid, so the model will learn the form, too. Numbers are compared as numbers:
+# `1,234` and `1234.0` are the same, `-14` and `14` aren't. (The loop around your function gives 0 to answers that were
+# cut off.)
 #
 # <details><summary>Hint 1: a question</summary>
 # Which characters may belong to a number, and where must one begin?
@@ -160,8 +159,8 @@ check.q3(verify)
 # ●●○○○ · 10 minutes
 #
 # Which answers should become more likely? Those that did better than expected, and the other answers to the same prompt
-# say what was to be expected. With $G$ answers per prompt, the weight of answer $i$, its *advantage*, is its reward
-# minus the mean of the **others** in its group:
+# tell you what to expect. With $G$ answers per prompt, the weight of answer $i$, its *advantage*, is its reward minus
+# the mean of the **others** in its group:
 #
 # $$A_i = R_i - \frac{1}{G-1} \sum_{j \ne i} R_j .$$
 #
@@ -203,7 +202,7 @@ check.q4(weigh)
 #
 # $$\mathcal{L} = -\frac{1}{N T} \sum_{i=1}^{N} \sum_t m_{i,t}\, A_i \log \pi_\theta(y_{i,t} \mid s_{i,t}) .$$
 #
-# PyTorch does the rest: the page around your function calls `backward()`, clips the gradient and takes a step of AdamW.
+# PyTorch does the rest: the loop around your function calls `backward()`, clips the gradient and takes a step of AdamW.
 # Two arguments are for later: `old` for lesson 02's ratio, `ref` for lesson 03's KL.
 #
 # <details><summary>Hint 1: a question</summary>
@@ -237,9 +236,10 @@ check.q5(loss)
 # %% [markdown]
 # ## Train
 #
-# That's all of it. `save_loop` puts your five functions into the page `my_loop.py`, beside the folder of the notebooks.
-# Open it: what surrounds them is under a hundred lines, and you know what each is for. (On Colab, download the file, or
-# the next lesson won't find it.) Then it trains, for about a minute: 30 steps of 4 × 8 answers.
+# That's all of it. `save_loop` writes your five functions into `my_loop.py`, beside the notebooks' folder. Open it: the
+# code around them is under a hundred lines, and you know what each is for. (On Colab, download the file, or the next
+# lesson won't find it.) Then it trains, for about a minute: 30 steps of 4 × 8 answers. **Place the first bet in section
+# 3 of the lesson before you run this cell**: it shows the result.
 
 # %%
 if all(question.passed for question in (check.q1, check.q2, check.q3, check.q4, check.q5)):
@@ -267,7 +267,7 @@ plt.show()
 #
 # ●●●○○ · 20 minutes
 #
-# Somebody rewards answers with this verifier: the right number must appear among the numbers of the answer.
+# Somebody rewards answers with this verifier: the right number must appear somewhere in the answer.
 
 
 # %%
@@ -280,17 +280,18 @@ for problem in problems[:2]:
     print(f"{problem.question}  (gold {problem.gold})  {sloppy(problem.answer, problem.gold)=}")
 
 # %% [markdown]
-# A policy will find out what this pays for. Find it out first: write an answer that earns the reward **without solving
-# the problem**. You see the question only, and an answer has at most 120 characters, as the policy's has a token limit.
-# Results are at most 100. Three of four problems with one step are asked for, and four of five with two steps.
+# A policy will find out what this pays for. Find out first: write an answer that earns the reward **without solving the
+# problem**. You see only the question, and an answer has at most 120 characters, as the policy has a token limit. No
+# result is above 100. To pass, earn on three of four one-step problems and on four of five two-step problems.
 #
 # <details><summary>Hint 1: a question</summary>
 # How many different numbers fit into 120 characters, and which numbers can the answer to a given question be at all?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# You need no understanding, only arithmetic: the answer to a problem with one step is one of a handful of results of
-# the numbers in the question. For two steps, do it again with each of those results. Some numbers are written as words.
+# You needn't understand the problem, only do arithmetic: the answer to a problem with one step is one of a handful of
+# results of the numbers in the question. For two steps, do it again with each of those results. Some numbers are
+# written as words.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -340,8 +341,8 @@ if check.q6.passed:
 #
 # ●●●○○ · 20 minutes
 #
-# Now the other side. Write a verifier that pays 1.0 for honest answers and 0.0 for everything else. It must not insist
-# on one format, because the policy has not learned one yet. Where 14 is right,
+# Now the other side. Write a verifier that pays 1.0 for honest answers and 0.0 for everything else. It mustn't insist
+# on one format, because the policy hasn't learned one yet. Where 14 is right,
 #
 # | pay | don't pay |
 # | --- | --- |
@@ -354,7 +355,7 @@ if check.q6.passed:
 # Find the rule behind the table (⏎ is a new line). `gold` is digits alone.
 #
 # <details><summary>Hint 1: a question</summary>
-# When somebody reads an answer aloud to you, how do you know which of its numbers is the one that they stand by?
+# When somebody reads an answer aloud to you, how do you know which of its numbers they stand by?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
@@ -440,10 +441,9 @@ check.q8(shrinkage)
 #   = \frac{1}{G} \sum_i \Big( \nabla J - \sum_j W_{ij}\, \mathbb{E}\big[R_j \nabla \log \pi(y_i)\big] \Big)
 #   = \frac{1}{G} \sum_i (1 - W_{ii})\, \nabla J = \Big(1 - \frac{\operatorname{tr} W}{G}\Big) \nabla J ,$$
 #
-# since the expectation is $\nabla J$ for $j = i$ and $\mathbb{E}[R_j] \cdot 0$ otherwise. What the baseline takes from
-# the **others** is free, whatever it is; only what it takes from the answer itself shortens the gradient. So a baseline
-# can be as clever as you like about the other answers. The next cell has one that gives an answer's neighbours more
-# weight.
+# since the expectation is $\nabla J$ for $j = i$ and $\mathbb{E}[R_j] \cdot 0$ otherwise. Whatever the baseline takes
+# from the **others** is free; only what it takes from the answer's own reward shortens the gradient. So a baseline can
+# be as clever as you like about the other answers. The next cell has one that gives an answer's neighbours more weight.
 
 # %% tags=["solution"]
 G = 5

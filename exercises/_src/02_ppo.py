@@ -9,10 +9,10 @@
 # %% [markdown]
 # First put [lesson 02](../notebooks/02_ppo.ipynb)'s clip into your loop and train with it. Then two puzzles: carry
 # credit across a tool call, and close a hole in the clip. Write your code where it says `# YOUR CODE HERE`, then run
-# the cell below it. Use `torch` alone: the functions must stand by themselves.
+# the cell below it. Use `torch` alone: each function must be self-contained.
 #
-# `mask` is bool `[rows, length]`. Where it's False, anything may stand, and it must not matter. Where that may be `nan`
-# or `-inf`, the question says so.
+# `mask` is bool `[rows, length]`. Where it's False, the tensors may hold anything, and that must not matter. If it may
+# be `nan` or `-inf`, the question says so.
 
 # %%
 import matplotlib.pyplot as plt
@@ -31,8 +31,8 @@ print("ready")
 #
 # ●●○○○ · 15 minutes
 #
-# Change one function of your loop: `loss`. Lesson 01's multiplies each token's log-prob by its advantage. Now `old`,
-# the log-probs before the first of several steps, comes in. With $\rho_{i,t} = \pi_\theta / \pi_\text{old}$ at each
+# Change one function of your loop: `loss`. Lesson 01's multiplies each token's log-prob by its advantage. Now `old`
+# comes in, the log-probs before the first of several steps. With $\rho_{i,t} = \pi_\theta / \pi_\text{old}$ at each
 # token and $\varepsilon$ = `CLIP`,
 #
 # $$\mathcal{L} = -\frac{1}{N T} \sum_{i=1}^{N} \sum_t m_{i,t}
@@ -50,7 +50,7 @@ print("ready")
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Three lines: the ratio, the minimum of two products, and lesson 01's line with the minimum in the place of `A * new`.
+# Three lines: the ratio, the minimum of two products, and lesson 01's line with the minimum in place of `A * new`.
 # </details>
 
 
@@ -70,7 +70,7 @@ def clipped(
 check.q1(clipped)
 
 # %% [markdown]
-# Your loop with it, eight steps on each of six rollouts, beside the loss that it had before:
+# Your loop with the clip, eight steps on each of six rollouts, beside the loss it had before:
 
 # %%
 loop = load_loop()
@@ -91,33 +91,33 @@ plt.show()
 #
 # ●●●○○ · 20 minutes
 #
-# An answer calls a calculator. What the calculator writes is in the answer, but the policy didn't write it:
+# An answer calls a calculator. What the calculator writes is part of the answer, but the policy didn't write it:
 #
 # | token | `12*` | `7=` | `<calc>` | `84` | `</calc>` | `So` | `84` | end |
 # | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 # | `mask` | True | True | True | **False** | **False** | True | True | True |
 #
-# For PPO an action of the policy is one step, whatever the tool says in between. So the state after `<calc>` is the one
-# before `So`, with everything that the tool wrote in it. Write GAE for such answers. The value after the last token of
-# the policy's own is 0.
+# For PPO, each of the policy's tokens is one step, whatever the tool writes in between. So the state after `<calc>` is
+# the one before `So`, and it includes everything that the tool wrote. Write GAE for such answers. The value after the
+# policy's last token is 0.
 #
 # Shapes: `rewards`, `values`, `mask` `[rows, length]`, with `values[i, t]` of the state before token $t$; `gamma`,
 # `lam` numbers. Where `mask` is False (the tool, and padding) rewards and values may be anything, `nan` included.
 # Return the advantages `[rows, length]`, 0 where `mask` is False.
 #
 # <details><summary>Hint 1: a question</summary>
-# Let two answers be the same but for the tool: in one it writes a single token, in the other a thousand. How should the
+# Two answers differ only in the tool: in one it writes a single token, in the other a thousand. How should the
 # advantages of the policy's tokens differ?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
 # Going backwards, GAE carries two things from token to token: the advantage so far, and the value of the next state. A
-# token that is not the policy's own must leave both as they are. Beware of `0 * nan`.
+# token that isn't the policy's must leave both as they are. Beware of `0 * nan`.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# The loop of the lesson, with $\gamma$ back in it. In each column compute what a token of the policy's own would get.
-# Then choose, row by row, between the new and the old of each thing that is carried, and between the advantage and 0.
+# The loop of the lesson, with $\gamma$ back in it. In each column compute what one of the policy's tokens would get.
+# Then choose, row by row, between the new and the old value of each thing carried, and between the advantage and 0.
 # </details>
 
 
@@ -142,8 +142,8 @@ def gae_with_tool(
 check.q2(gae_with_tool)
 
 # %% [markdown]
-# Your function on one answer that turns out right. The value jumps from 0.3 to 0.9 while the tool speaks (gray): it was
-# right to ask. **Look for** who gets the credit.
+# Your function on one answer that turns out right. The value jumps from 0.3 to 0.9 while the tool writes (gray): asking
+# was a good idea. **Look for** who gets the credit.
 
 # %%
 if check.q2.passed:
@@ -160,10 +160,10 @@ if check.q2.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# At $\lambda = 0$ all of the credit for the jump goes to the token that made the call. That is as it should be: it was
-# the last decision before the good news. The lesson's function, pasted, takes the gap for the end of an answer: the
+# At $\lambda = 0$ all of the credit for the jump goes to the token that made the call, as it should: that was the last
+# decision before the good news. Paste in the lesson's function, and it takes the gap for the end of an answer: the
 # calling token is told that it lost everything ($0 - 0.3$), and what comes after reaches it only through the tool's
-# words, a bit weaker with each of them.
+# tokens, a bit weaker with each one.
 
 # %% [markdown]
 # ## q3 · The hole in the clip

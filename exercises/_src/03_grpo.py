@@ -10,7 +10,7 @@
 # First make your loop GRPO, as [lesson 03](../notebooks/03_grpo.ipynb) has it. Then four puzzles: tell from a log which
 # trainer wrote it, make a data set as silent as you're asked to, build a better KL penalty, and compute what GRPO's
 # estimate points at. Write your code where it says `# YOUR CODE HERE`, then run the cell below it. Use `torch` and
-# Python's own modules: the functions must stand by themselves.
+# Python's own modules: each function must be self-contained.
 
 # %%
 import matplotlib.pyplot as plt
@@ -42,16 +42,16 @@ def normalized(rewards: torch.Tensor, group: int) -> torch.Tensor:
 
 # %% [markdown]
 # You write the other, `loss`. It's the formula of section 3, with $\varepsilon$ = `CLIP` and $\beta$ = `BETA`: at each
-# token PPO's clipped objective and the KL's estimate $k_3$; the mean over the tokens of an answer first, then the mean
-# over answers. `A` is `[rows, 1]`, and every answer has a token at least.
+# token PPO's clipped objective and the KL estimate $k_3$; the mean over the tokens of an answer first, then the mean
+# over answers. `A` is `[rows, 1]`, and every answer has at least one token.
 #
 # <details><summary>Hint 1: a question</summary>
 # Which of the three policies does the ratio compare, and which the KL?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# What is made large has a minus in the loss, what costs something a plus. With $d = \log\pi - \log\pi_\text{ref}$,
-# $k_3 = e^{-d} - 1 + d$.
+# What you maximise has a minus in the loss, what you pay for a plus. With $d = \log\pi - \log\pi_\text{ref}$, $k_3 =
+# e^{-d} - 1 + d$.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -77,7 +77,7 @@ check.q1(grpo)
 
 # %% [markdown]
 # Train with both. `REFERENCE = True` asks your loop for the log-probs of the model before training, so that the KL has
-# something to pull to.
+# something to pull towards.
 
 # %%
 loop = save_loop(weigh=normalized, loss=grpo) if check.q1.passed else load_loop()
@@ -90,9 +90,8 @@ print("greedy:", " → ".join(f"{row['accuracy']:.0%}" for row in log if row["ac
 #
 # ●●○○○ · 15 minutes
 #
-# Libraries that all say "GRPO" do not compute the same thing. You are given a log: the reward of each answer, and the
-# number by which its log-prob was multiplied in the loss. Five trainers may have written it. Row `i` answers prompt
-# `i // num_generations`.
+# Libraries that all say "GRPO" do not compute the same thing. You get a log: the reward of each answer, and the weight
+# of its log-prob in the loss. One of five trainers wrote it. Row `i` answers prompt `i // num_generations`.
 #
 # | number | the weight of an answer |
 # | --- | --- |
@@ -100,10 +99,10 @@ print("greedy:", " → ".join(f"{row['accuracy']:.0%}" for row in log if row["ac
 # | 1 | its reward minus the mean of the batch |
 # | 2 | its reward minus the mean of its group |
 # | 3 | GRPO: the same, over the deviation of the group plus 0.0001 |
-# | 4 | GRPO with the wrong groups: it takes every `rows / num_generations`-th row for one |
+# | 4 | GRPO with the wrong groups: every `rows / num_generations`-th row makes a group |
 #
-# Two difficulties. Everybody scales the loss in a way of their own, so the weights are multiplied by an **unknown
-# positive factor**. And the log was written to three digits. Return the number of the trainer.
+# There are two difficulties. Every trainer scales the loss its own way, so the weights are multiplied by an **unknown
+# positive factor**. And the log has only three digits. Return the number of the trainer.
 
 # %%
 rewards = torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 1, 0.5, 0, 0, 1])
@@ -118,7 +117,7 @@ print(torch.stack([rewards, weights]).view(2, 3, 4))
 # <details><summary>Hint 2: the idea</summary>
 #
 # You can compute what each of the five would have written for these rewards. What remains is to say which of five
-# vectors points in the same direction as the log, nearly.
+# vectors points most nearly in the direction of the log.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -155,17 +154,17 @@ if check.q2.passed:
 
 # %% [markdown] tags=["solution"]
 # **Two trainers that differ by a factor are one trainer**, for AdamW at least, which divides by the size of the
-# gradient. That is why RLOO and a constant divisor are not in the table: no log could tell them from number 2. What can
-# be told is what changes the **direction**: a baseline that is shared by prompts, groups that are not groups, and the
-# deviation, which gives each group a scale of its own. In real code look at these three places first.
+# gradient. That is why RLOO and a constant divisor are not in the table: no log could tell them from number 2. What you
+# can tell is what changes the **direction**: a baseline shared across prompts, wrong groups, and the deviation, which
+# gives each group its own scale. In real code, look at these three places first.
 
 # %% [markdown]
 # ## q3 · As silent as you like
 #
 # ●●●○○ · 20 minutes
 #
-# "Our model solves 40 % of the problems, so with groups of eight hardly any group will be silent." Show that this does
-# not follow: make a data set with a given mean success rate **and** a given share of silent groups.
+# "Our model solves 40% of the problems, so with groups of eight hardly any group will be silent." Show that this
+# doesn't follow: make a data set with a given mean success rate **and** a given share of silent groups.
 #
 # A group of $G$ answers to a problem that is solved with probability $p$ is silent with probability $p^G + (1-p)^G$.
 # You get the `mean` of the success rates, the expected `share` of silent groups (between what is possible with that
@@ -265,8 +264,8 @@ check.q4(penalty)
 
 # %% [markdown]
 # Your penalty against $k_1$ and $k_3$, each alone in the loss: a policy over 50 tokens that starts far from its
-# reference and samples 64 tokens a step. **Look for** which of them bring it home, and what your logged value scatters
-# around.
+# reference and samples 64 tokens per step. **Look for** which of them bring it back, and what your logged value
+# scatters around.
 
 # %%
 if check.q4.passed:
@@ -293,11 +292,11 @@ if check.q4.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# $k_1$ has no pull: what is left of its gradient is noise, and the policy wanders off. $k_3$ goes home too, here even
-# sooner than yours: $\text{KL}(\pi_\text{ref} \,\|\, \pi)$ has its minimum at the same point. But its path is another:
-# its pull on a token is $1 - e^{-d}$, at most 1 where the policy is too sure of a token, and without bound where it has
-# given one up. Any term whose mean gradient is zero may be added to yours, such as a constant times the score. The KL
-# is of the next token alone: what a token does to the states after it is left out, here and in GRPO's loss.
+# $k_1$ has no pull: its gradient is pure noise, and the policy wanders off. $k_3$ gets back too, here even sooner than
+# yours: $\text{KL}(\pi_\text{ref} \,\|\, \pi)$ has its minimum at the same point. But its path is another: its pull on
+# a token is $1 - e^{-d}$, at most 1 where the policy is too sure of a token, and without bound where it has given one
+# up. Any term whose mean gradient is zero may be added to yours, such as a constant times the score. The KL is of the
+# next token alone: what a token does to the states after it is left out, here and in GRPO's loss.
 
 # %% [markdown]
 # ## q5 · What the estimate points at
@@ -323,8 +322,8 @@ if check.q4.passed:
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Make a table of all groups, a row for each, of action numbers. All else is indexing with that table: the rewards of
-# the groups, their scores, their probabilities.
+# Make a table of all groups, one row of action numbers per group. The rest is indexing with that table: the groups'
+# rewards, scores and probabilities.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -354,7 +353,7 @@ check.q5(expected_gradients)
 
 # %% [markdown]
 # Your function for a problem with two answers, a right one with probability $p$ and a wrong one, over the exact
-# gradient $p(1-p)$. **Look for** lines that are level, and for lines that are not.
+# gradient $p(1-p)$. **Look for** which lines are flat, and which aren't.
 
 # %%
 if check.q5.passed:
@@ -374,8 +373,8 @@ if check.q5.passed:
 
 # %% [markdown] tags=["solution"]
 # **The centred one is too short, by the same factor everywhere.** $\mathbb{E}[R_i \nabla \log \pi_{y_i}]$ is the
-# gradient, and of the baseline only the term with an answer's own reward is left, $\frac{1}{G}$ of it. So the
-# expectation is $(1 - 1/G)\,\nabla J$, and RLOO multiplies by $G / (G-1)$. **The normalised one has another factor at
-# each $p$**, as soon as a group has more than three answers. It lifts hard and easy problems over those in the middle,
-# the more the larger the group. No constant repairs that: it is another objective, and a topic of lesson 04. (In groups
-# of two or three it is a constant still: all that do not agree have the same deviation.)
+# gradient, and the baseline leaves only the term with the answer's own reward, $\frac{1}{G}$ of it. So the expectation
+# is $(1 - 1/G)\,\nabla J$, and RLOO multiplies by $G / (G-1)$. **The normalised one has another factor at each $p$**,
+# as soon as a group has more than three answers. It lifts hard and easy problems over those in the middle, the more the
+# larger the group. No constant repairs that: it is another objective, and a topic of lesson 04. (In groups of two or
+# three it's still a constant: all groups that disagree have the same deviation.)

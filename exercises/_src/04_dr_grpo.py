@@ -9,8 +9,8 @@
 # %% [markdown]
 # First make the two deletions of [lesson 04](../notebooks/04_dr_grpo.ipynb) in your loop. Then four puzzles, one of
 # them the debugging project of lessons 01 to 04: a colleague's step with six mistakes in it. Write your code where it
-# says `# YOUR CODE HERE`, then run the cell below it. Use `torch` and Python's own modules: the functions must stand by
-# themselves.
+# says `# YOUR CODE HERE`, then run the cell below it. Use `torch` and Python's own modules: each function must be
+# self-contained.
 
 # %%
 import matplotlib.pyplot as plt
@@ -39,14 +39,14 @@ print("ready")
 #     return (by_token.sum(1) / mask.sum(1)).mean()
 #
 # Make it Dr. GRPO: without the KL and without the answers' lengths. The divisor is $N T$ again, with $T$ = `LIMIT`. The
-# other deletion, of the deviation, is in `weigh` and done below.
+# other deletion, in `weigh`, is done for you below.
 #
 # <details><summary>Hint 1: a question</summary>
 # Which lines mention a length, which the reference?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Without its row means the loss is a sum over all tokens, divided by something that doesn't depend on the answers.
+# Without the row means, the loss is a sum over all tokens, divided by something that doesn't depend on the answers.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -82,8 +82,8 @@ _, log = loop.train(pick(1, 15), problems=pick(8, 200))
 print("greedy:", " → ".join(f"{row['accuracy']:.0%}" for row in log if row["accuracy"] is not None))
 
 # %% [markdown] tags=["solution"]
-# Nothing is left of three lessons but a clip that never acts with one update per rollout, and a baseline that's
-# lesson 01's times $1 - 1/G$. That's the point: this loop follows the gradient of the expected reward.
+# What's left of three lessons is a clip that never acts with one update per rollout, and lesson 01's advantages times
+# $1 - 1/G$. That's the point: this loop follows the gradient of the expected reward.
 
 # %% [markdown]
 # ## q2 · What does this loss divide by?
@@ -92,11 +92,11 @@ print("greedy:", " → ".join(f"{row['accuracy']:.0%}" for row in log if row["ac
 #
 # A trainer that you cannot read calls itself "GRPO-style". You can look at one thing: the gradient of its loss with
 # respect to the log-prob of each token, `[rows, length]`, at the first update after sampling, when every ratio is 1.
-# Both of GRPO's divisions may be there, or one, or none, and the whole is multiplied by a factor that you don't know.
+# Both of GRPO's divisions may be in it, or one, or none, and all of it is multiplied by an unknown positive factor.
 #
 # Return a tensor of two numbers, 0 or 1: does it divide by the length of the answer, and does it divide by the standard
-# deviation of the group? `rewards` is `[rows]`, group after group, `mask` bool `[rows, length]`. Groups without signal
-# may be among them, and answers without a token. Here is one of the gradients, the first token of each answer:
+# deviation of the group? `rewards` is `[rows]`, group after group, `mask` bool `[rows, length]`. Some groups may have
+# no signal, and some answers no tokens. Here is one of the gradients, the first token of each answer:
 
 # %%
 rewards = torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0])
@@ -107,8 +107,8 @@ for row in zip(range(8), rewards, lengths, secret, strict=True):
 
 # %% [markdown]
 # <details><summary>Hint 1: a question</summary>
-# A factor that you don't know drops out of a quotient. Which two answers would you divide by each other to see the
-# length and nothing else? And which to see the deviation?
+# An unknown factor cancels in a quotient. Which two answers would you divide by each other to see the length and
+# nothing else? And which to see the deviation?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
@@ -154,27 +154,27 @@ if check.q2.passed:
 # Two answers of one group with the same reward have the same advantage: if their gradients differ, it is the length. By
 # hand, for the eight above: answers 1 and 2 have 3 and 12 tokens and 0.0167 against 0.0042, four to one, so the length
 # is in. For the deviation take the length out first: 0.0167 × 3 = 0.05 for a wrong answer where one of four is right,
-# and 0.0125 × 8 = 0.1 where two are. That is 1/4 to 1/2, the rewards less their mean and nothing more. This is GRPO
-# without the deviation. In a library, look for the reduction in its loss, not for its name.
+# and 0.0125 × 8 = 0.1 where two are. That's 1/4 to 1/2, just the rewards minus their mean. So this is GRPO without the
+# deviation. In a library, look for the reduction in its loss, not for its name.
 
 # %% [markdown]
 # ## q3 · The weight of a prompt
 #
 # ●●●○○ · 15 minutes
 #
-# A group has `n` answers; `k` of them are right and earn 1, the others earn 0. Take $\sum_i |A_i|$ for the weight of
-# the group in the update. Return it for many groups at once, without a loop and without making the rewards, as
+# A group has `n` answers; `k` of them are right and earn 1, the others earn 0. Take $\sum_i |A_i|$ as the group's
+# weight in the update. Return it for many groups at once, without a loop and without making the rewards, as
 # `[2, groups]`: first for Dr. GRPO (the reward minus the mean of the group), then for GRPO (that, divided by the
 # standard deviation of the group, with $n - 1$). `successes` is `[groups]`, whole numbers from 0 to n. A group of equal
 # rewards weighs 0 in both.
 #
 # <details><summary>Hint 1: a question</summary>
-# With p = k / n, what is the advantage of a right answer, what that of a wrong one, and how many are there of each?
+# With p = k / n, what is the advantage of a right answer and of a wrong one, and how many are there of each?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Right and wrong answers weigh the same in sum, so one of the two is enough. For the second row simplify on paper: the
-# variance p (1 − p) is in the numerator, and its root in the denominator.
+# Right answers and wrong ones have the same total weight, so one of the two is enough. For the second row simplify on
+# paper: the variance p (1 − p) is in the numerator, and its root in the denominator.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -367,8 +367,8 @@ except NotImplementedError:
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# There are only limit + 1 possible answers. Write down the probability and the score of each. With respect to θ a
-# decision to go on scores −q, the one to stop 1 − q.
+# There are only limit + 1 possible answers. Write down the probability and the score of each. With respect to θ, each
+# decision to go on contributes −q to the score, the one to stop 1 − q.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -423,7 +423,7 @@ if check.q5.passed:
 # The shorter way: $\mathbb{E}[w\, \frac{d}{d\theta} \log \pi] = \frac{d}{d\theta} \mathbb{E}[w]$. A recipe has no drift
 # for any $q$ only if $\mathbb{E}[w]$ does not depend on $q$, and with `limit` + 1 different answers that means one
 # weight for all. **Fair is constant, and nothing else is.** Leaving out what was cut off looks innocent, and is the
-# worst of the four once nearly half of the answers are cut off: nobody tells the policy any more that running on was
+# worst of the four once nearly half of the answers are cut off: nothing tells the policy any more that running on was
 # bad. DAPO does it on purpose, for answers whose reward is not known, and has a penalty on length to make up for it.
 
 # %% tags=["solution"]

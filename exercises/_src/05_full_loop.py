@@ -8,10 +8,10 @@
 
 # %% [markdown]
 # First give your loop the reward that a real model needs, after [lesson 05](../notebooks/05_full_loop.ipynb). Then four
-# puzzles: how kind a verifier may be before it's farmed, how far the best of ten checkpoints flatters itself, which of
-# five engines lied about its log-probs, and a program that reads the curves of a run and names what went wrong. Write
-# your code where it says `# YOUR CODE HERE`, then run the cell below it. Use `torch` and Python's own modules: the
-# functions must stand by themselves.
+# puzzles: how kind a verifier may be before it's exploited, by how much the best of ten checkpoints overstates the
+# truth, what is wrong with an engine's log-probs, and a program that reads a run's curves and names the failure. Write
+# your code where it says `# YOUR CODE HERE`, then run the cell below it. Use `torch` and Python's own modules: each
+# function must be self-contained.
 
 # %%
 import math
@@ -35,8 +35,8 @@ print("ready")
 #
 # A real model has its own ways to end an answer. If you only pay for `#### 18`, you pay nothing at all, as in the first
 # ending of lesson 05. So read leniently. The answer is the last number announced by `####` and a space; if there's
-# none, the last one in a `\boxed{}`; if there's none, the last number of the text. A dollar sign may stand before it,
-# in a box also as `\$`; there may be commas and decimals. Pay 1.0 if it equals `gold`, else 0.0.
+# none, the last one in a `\boxed{}`; if there's none, the last number of the text. It may have a dollar sign in front
+# (in a box also `\$`), commas and decimals. Pay 1.0 if it equals `gold`, else 0.0.
 #
 # <details><summary>Hint 1: a question</summary>
 # What do the three places have in common, and what differs?
@@ -47,7 +47,7 @@ print("ready")
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# A loop over three patterns with `re.findall`, which returns at the first that isn't empty; 0.0 behind it.
+# A loop over three patterns with `re.findall` that returns at the first non-empty result; 0.0 after it.
 # </details>
 
 
@@ -84,8 +84,8 @@ print("reward:", " → ".join(f"{row['reward']:.0%}" for row in log[::5]))
 #
 # Somebody wants to encourage answers that at least have the right form. A right answer earns 1, a wrong one that can be
 # read earns a *credit* between 0 and 1, and what cannot be read earns 0. Your policy knows two ways to answer. It can
-# **work** the problem out, which is right more often but long, so that something goes wrong now and then and nothing
-# can be read at the end. Or it can **guess**: `#### 12`. That is hardly ever right, and can nearly always be read.
+# **work** the problem out, which is right more often, but so long that sometimes it ends with nothing readable. Or it
+# can **guess**: `#### 12`. That's hardly ever right, but nearly always readable.
 #
 # You have measured, for each way, the share of its answers that is right and the share that can be read (a right answer
 # can be read, too). Return the largest credit, 1 at most, at which an answer that works still earns at least as much on
@@ -101,8 +101,8 @@ print("reward:", " → ".join(f"{row['reward']:.0%}" for row in log[::5]))
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# A quotient. Above and below stand two differences between working and guessing: one of where the lines start, one of
-# how steeply they rise. Then see to the case without a crossing between 0 and 1.
+# A quotient of two differences between working and guessing: where the lines start, over how steeply they rise. Then
+# handle the case without a crossing between 0 and 1.
 # </details>
 
 
@@ -145,7 +145,7 @@ if check.q2.passed:
 # ●●●○○ · 20 minutes
 #
 # A colleague saves ten checkpoints late in a run, when it has long levelled off: all ten solve a problem with the same
-# probability $p$. She measures each on problems of its own and reports the best of the ten numbers. By how much does
+# probability $p$. She measures each on different problems and reports the best of the ten numbers. By how much does
 # that number exceed $p$ on average?
 #
 # Return it exactly, for any number of checkpoints and of problems: no simulation, no bell curve.
@@ -162,7 +162,7 @@ if check.q2.passed:
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
 # A table of the binomial probabilities of all counts, in float64 (`math.comb` or `torch.lgamma` help). Its running sum.
-# A power. A mean count, made a share, less $p$.
+# A power. A mean count, divided by the number of problems, minus $p$.
 # </details>
 
 
@@ -191,21 +191,21 @@ if check.q3.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# Ten checkpoints on 200 problems: {{ 100 * overstated(0.6, 200, 10):.1f }} points out of nothing. That is why a run is
-# *chosen* on validation problems and *reported* on test problems, and why the same holds for seeds, prompts and
-# learning rates. Checkpoints that are asked the **same** problems have correlated luck, and the best of them gains
-# less; the direction is the same.
+# Ten checkpoints on 200 problems: {{ 100 * overstated(0.6, 200, 10):.1f }} points out of nothing. That's why you
+# *choose* a run on validation problems and *report* it on test problems, and seeds, prompts and learning rates are no
+# different. Checkpoints tested on the **same** problems have correlated luck, so the best of them gains less, but it
+# still gains.
 
 # %% [markdown]
 # ## q4 · Which engine lied?
 #
 # ●●●●○ · 25 minutes
 #
-# Five teams plugged an engine of their own into the loop. `sampled` holds the log-prob with which the engine says that
-# it drew each token, `recomputed` what training computes for it before the first update, both `[rows, length]`. `mask`
-# is true on real tokens; past the end there is nan. Return which of the five this is:
+# Five teams plugged their own engines into the loop. `sampled` is the log-prob with which the engine claims to have
+# drawn each token, `recomputed` what training computes for it before the first update, both `[rows, length]`. `mask` is
+# true on real tokens; past the end there is nan. Return which of the five this is:
 #
-# - `ROUNDED`: bfloat16 and nothing else. Nobody is better than that;
+# - `ROUNDED`: bfloat16 and nothing else. Nobody does better than that;
 # - `TRUNCATED`: the engine samples with a top-k that training does not know;
 # - `TEMPERATURE`: the engine has a temperature, below 1 or above, that training does not know;
 # - `STALE`: the engine still has the weights of some steps ago;
@@ -252,14 +252,14 @@ plt.show()
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Take the real tokens first. Four questions, each with a number for an answer: how large are the gaps; is there one of
-# the other sign; do the two log-probs have anything to do with each other; does the gap grow with the log-prob? The
-# last has a trap: if the two log-probs are unrelated, their gap goes with both.
+# Take the real tokens first. Then ask four questions, each answered by a number: how large are the gaps; is any of them
+# positive; are the two log-probs correlated at all; does the gap depend on the log-prob? The last has a trap: if the
+# two log-probs are unrelated, their gap goes with both.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Four `if`s in the order of the questions of hint 2, with what is left over at the end. The last two need a correlation
-# each (`torch.corrcoef`). A gap of bfloat16 stays below 0.02 here.
+# Four `if`s in the order of hint 2's questions, with what is left over at the end. The last two need a correlation each
+# (`torch.corrcoef`). A gap of bfloat16 stays below 0.02 here.
 # </details>
 
 # %% tags=["exercise"]
@@ -288,10 +288,10 @@ check.q4(which_engine)
 
 # %% [markdown] tags=["solution"]
 # **Truncated**: the engine shares the mass of the tail among the tokens that it keeps, so its log-probs are too high by
-# minus the logarithm of the mass kept, at every token. **Temperature**: the engine's log-prob is that of training over
-# $T$, less a number that depends on the position, so the gap rises or falls with it. **Stale**: the weights have moved,
-# and the gap does not go with the log-prob. **Shifted**: the two numbers belong to different tokens. The mean of the
-# gap does not tell the first three apart: it is below zero for each of them, being minus a KL divergence.
+# minus the logarithm of the mass kept, at every token. **Temperature**: the engine's log-prob is training's divided by
+# $T$, minus a number that depends on the position, so the gap rises or falls with it. **Stale**: the weights have
+# moved, and the gap hardly depends on the log-prob. **Shifted**: the two numbers belong to different tokens. The mean
+# gap doesn't tell the first three apart: it's minus a KL divergence, so below zero for each.
 
 # %% [markdown]
 # ## q5 · Name the failure
@@ -299,8 +299,8 @@ check.q4(which_engine)
 # ●●●●○ · 25 minutes
 #
 # You get four metrics of a run, each a float tensor `[steps]` with at least ten steps: `reward`, `accuracy` (strict),
-# `truncated` and `kl`. `kl` is nan where there was nothing to measure. That may be everywhere: then the other three
-# must do. Return one of the five numbers:
+# `truncated` and `kl`. `kl` is nan where there was nothing to measure. If that's everywhere, the other three must do.
+# Return one of the five numbers:
 #
 # - `STILL`: the policy never moved; its KL stays at rounding level throughout;
 # - `COLLAPSED`: the reward ended far below where it began;
@@ -380,6 +380,6 @@ if check.q5.passed:
 
 # %% [markdown] tags=["solution"]
 # Look at `words_lenient`: its reward is the lenient reading, and the strict accuracy hardly moves, by more or less than
-# our threshold depending on the seed. By our definition that is a hacked reward, and a person who looks at the samples
-# would disagree: the model got better, in a form that the strict reading cannot see. A program can say where to look.
-# It cannot say what you wanted.
+# our threshold depending on the seed. By our definition that's a hacked reward, but if you looked at the samples you'd
+# disagree: the model got better, in a form that the strict reading can't see. A program can say where to look, but not
+# what you wanted.

@@ -15,16 +15,16 @@
 # - to tell apart greedy answers, samples and pass@k, and to estimate pass@k without bias;
 # - what reinforcement learning changes here: three things at once, and how much each of them contributes.
 #
-# You need Python and some PyTorch. You need no GPU, no network and no reinforcement learning.
+# You need Python and some PyTorch, but no GPU, no network and no reinforcement learning.
 #
 # **This course** teaches a language model to reason, with reinforcement learning, and makes the training fast: from a
 # loop of 25 lines (lesson 01) through PPO, GRPO and Dr. GRPO to a hand-written GPU kernel (lessons 08 to 10). It runs
-# on a laptop, on a task and a model that are in the box; a GPU makes it bigger, not different.
+# on a laptop, with a task and a model that come with the package; a GPU makes it bigger, not different.
 #
 # Each lesson builds its functions in front of you, checks them against the package `rlcourse`, and then uses the
 # package's. Run the cells from top to bottom; change the numbers in a cell and run it again as you like. Where a lesson
-# asks for **a bet**, place one before you go on: you will remember what surprised you. Code that only draws is folded
-# away; a click on its title or on the three dots opens it. The symbols of the whole course are listed at the end.
+# asks for **a bet**, place one before you go on: you'll remember what surprised you. Code that only draws is folded
+# away; click its title or the three dots to open it. The symbols of the whole course are listed at the end.
 
 # %%
 import itertools
@@ -51,8 +51,8 @@ print("problems asked below:", pick(smoke=80, full=1000))
 # %% [markdown]
 # ## 1 · Your machine
 #
-# `rlcourse doctor`, typed in a terminal, says what is here and what is missing. The same facts as tables: first the
-# machine, then each thing looked for. Only what is marked *required* is needed for the course on a CPU.
+# `rlcourse doctor`, typed in a terminal, prints what is installed and what is missing. Here are the same facts as
+# tables: first the machine, then each check. Only what is marked *required* is needed for the course on a CPU.
 
 # %% tags=["hide-input"]
 # @title Table: this machine
@@ -81,9 +81,9 @@ assert all(check["ok"] for check in facts["checks"] if check["required"]), "run 
 
 # %% [markdown]
 # A *preset* is a named set of training settings. `laptop` trains the model that ships on the task that ships. `a10g`
-# and `h200` train Qwen2.5-0.5B-Instruct on GSM8K: lesson 05 comes to them. {{ assert {make_config(name).model for name
-# in ("a10g", "h200")} == {"Qwen/Qwen2.5-0.5B-Instruct"} }} `kernels` and `kernelbench` belong to lesson 14, `deepmath`
-# to no lesson.
+# and `h200` train Qwen2.5-0.5B-Instruct on GSM8K: lesson 05 uses settings like theirs. {{ assert
+# {make_config(name).model for name in ("a10g", "h200")} == {"Qwen/Qwen2.5-0.5B-Instruct"} }} `kernels` and
+# `kernelbench` belong to lesson 14; no lesson uses `deepmath`.
 
 # %% tags=["hide-input"]
 # @title Table: presets
@@ -97,9 +97,9 @@ display(Markdown("\n".join(lines)))
 # %% [markdown]
 # ## 2 · The map
 #
-# Reinforcement learning of a language model is one loop. The model answers some problems, each several times. A program
-# checks the answers. Answers that did better than the others of their problem are made more probable, the others less.
-# Then the same again, with the changed model.
+# Reinforcement learning (RL) for a language model is one loop. The model answers some problems, each several times. A
+# program checks the answers. Answers that did better than the others to the same problem become more probable, the rest
+# less. Then it all starts again, with the changed model.
 #
 # Each arrow below is a function call, and each box names the files or the folder of `rlcourse` that hold it.
 
@@ -153,8 +153,8 @@ for level in (1, 2, 3, 4):
     print(f"LEVEL {level}  {problem.question}\n{problem.answer}\n")
 
 # %% [markdown]
-# The template and the numbers of a problem decide which list it is in. So no problem of one list is in another, not
-# even with other names, and a model cannot pass the test by remembering.
+# A problem's template and numbers decide which split it belongs to. So no problem is in two splits, not even under
+# other names, and a model can't pass the test by memorizing.
 
 # %%
 for split in ("train", "validation", "test"):
@@ -164,8 +164,9 @@ questions = [{p.question for p in task.problems(split)} for split in ("train", "
 assert not any(a & b for a, b in itertools.combinations(questions, 2))
 
 # %% [markdown]
-# The *verifier* reads the final number of an answer and compares it with the right one, called *gold*. It has two
-# readings. The strict one wants the line `#### NUMBER`. The lenient one takes the last number, however it is announced.
+# The *verifier* reads the final number of an answer and compares it with the right one, called *gold*. It reads an
+# answer in two ways. The strict reading wants the line `#### NUMBER`. The lenient one takes the last number, however it
+# is announced.
 
 # %%
 for text in ("2+3=5\n#### 5", "The answer is 5.", "2+3=6\n#### 6", "#### five"):
@@ -177,8 +178,8 @@ for text in ("2+3=5\n#### 5", "The answer is 5.", "2+3=6\n#### 6", "#### five"):
 #
 # The model that comes with the course is a Qwen2, the architecture of Qwen2.5, made very small. It learned to calculate
 # from clean worked answers. Then, for a short while, it was trained on demonstrations of uneven quality, as text found
-# on the web is. Some worked the problem out, a few of them with a slip in the arithmetic. Some guessed. Some ended in
-# words that the strict reading does not accept. And some had **filler** in them, lines that say nothing: "Let me
+# on the web is. Some worked the problem out, a few of them with a slip in the arithmetic. Some guessed. Some gave the
+# answer in words, which the strict reading rejects. And some contained **filler**, lines that say nothing: "Let me
 # think.", or "Let me check: 3+4=7." where nothing was in doubt. The model picked up all of these habits, some of them
 # badly.
 
@@ -197,7 +198,7 @@ print("\nthe prompt as tokens:\n" + " ".join(repr(policy.tokenizer.decode([token
 #
 # The first token of an answer is a choice. `####` means that the model guesses: the number comes next. A name means
 # that it starts to work, which does not always end well, as section 6 shows. **Look for** how the probability of `####`
-# grows with the level. In the demonstrations it did, too: the longer the working, the more often it was skipped.
+# grows with the level. The demonstrations did the same: the longer the working, the more often they skipped it.
 
 
 # %%
@@ -224,8 +225,8 @@ plt.show()
 # %% [markdown]
 # ## 5 · Greedy answers
 #
-# *Greedy* means: take the most probable token each time. It is how a finished model is usually measured, and it has no
-# randomness. We put the test problems to the model.
+# *Greedy* means: take the most probable token each time. It has no randomness, and it's how a finished model is usually
+# measured. We give the model the test problems.
 
 # %%
 from rlcourse.evaluation import answer_problems, summarize
@@ -238,8 +239,8 @@ for answer in greedy[:5]:
     print(f"{answer.problem.question}  (gold {answer.problem.gold})\n{answer.text}\n{'✓' if answer.strict else '✗'}\n")
 
 # %% [markdown]
-# One number hides why. Sort the answers into five kinds. A calculation such as `155/5=33` can be checked alone,
-# so wrong arithmetic can be told from a wrong plan.
+# That one number doesn't say why. So sort the answers into five kinds. A calculation such as `155/5=33` can be checked
+# alone, so wrong arithmetic can be told from a wrong plan.
 
 # %%
 OPERATIONS = {
@@ -311,9 +312,9 @@ fig.legend(loc="outside lower center", ncols=3, fontsize=9)
 plt.show()
 
 # %% [markdown]
-# Greedy answers have one weakness above all: on hard problems the model **guesses**. Where it works, it is right in {{
-# 100 * right_if_working:.0f }} of 100 cases. {{ assert right_if_working > 0.7 }} So it looks as if it only had to
-# choose to work. Remember this picture, and don't believe it yet: {{ 100 * fmean(a.problem.level < 3 for a in greedy if
+# The greedy answers have one main weakness: on hard problems the model **guesses**. Where it works, it is right {{ 100
+# * right_if_working:.0f }}% of the time. {{ assert right_if_working > 0.7 }} So it looks as if it only had to choose to
+# work. Remember this picture, and don't believe it yet: {{ 100 * fmean(a.problem.level < 3 for a in greedy if
 # calculations(a.text)):.0f }}% of the answers that work are to problems of level 1 or 2, and training never sees a
 # greedy answer. {{ assert fmean(a.problem.level < 3 for a in greedy if calculations(a.text)) > 0.6 }}
 #
@@ -332,16 +333,16 @@ for answer in sixteen:
 
 # %% [markdown]
 # Some of that is **garbage**: text that no demonstration has, with words that don't belong together or a token that is
-# no letter at all (�). Many of the pieces are from the filler, whose words the model knows better than their order. {{
-# assert sum("think" in a.text or "check" in a.text for a in sixteen) > 1 }} A small model leaves a little probability
-# on tokens that make no sense. It is little for each token, but these answers have {{
-# fmean(len(policy.tokenizer(a.text)["input_ids"]) for a in sixteen):.0f }} on average, and one slip usually spoils the
-# rest. Greedy answers hardly ever show it.
+# no letter at all (�). Much of it is scrambled filler: the model knows the words but not their order. {{ assert
+# sum("think" in a.text or "check" in a.text for a in sixteen) > 1 }} A small model leaves a little probability on
+# tokens that make no sense. That's little per token, but these answers have {{
+# fmean(len(policy.tokenizer(a.text)["input_ids"]) for a in sixteen):.0f }} tokens on average, and one slip usually
+# spoils the rest. Greedy answers hardly ever show it.
 #
-# So there are three ways for a sample to go wrong, and they can be told apart by its text. It is not **clean**: one of
-# its lines is garbage, or it never ends. It makes the wrong **choice**: it is clean, and guesses. (Or it works and ends
-# in words that the strict reading does not accept, but hardly any clean sample does.) Its **arithmetic** is wrong: it
-# is clean, it works, and a number is off. (A wrong plan counts as wrong arithmetic here.)
+# So a sample can go wrong in three ways, and its text tells which. It isn't **clean**: one of its lines is garbage, or
+# it never ends. It makes the wrong **choice**: it's clean, and guesses. (Or it works and ends in words that the strict
+# reading rejects, but hardly any clean sample does.) Or its **arithmetic** is wrong: it's clean, it works, and a number
+# is off. (A wrong plan counts as wrong arithmetic here.)
 
 # %%
 from rlcourse.course.lessons.gain import count
@@ -352,12 +353,13 @@ for answer in sixteen[:8]:
     print(f"{kind_of_sample(answer):8}", "✓" if answer.strict else "✗", answer.text.replace("\n", " ⏎ "))
 
 # %% [markdown]
-# Count that over many problems. A sample is right if all three hold, one after the other, so their shares multiply:
+# Now count these over many problems. A sample is right if it passes all three, one after the other, so the shares
+# multiply:
 #
 # $$P(\text{right}) = P(\text{clean}) \cdot P(\text{works} \mid \text{clean}) \cdot P(\text{right} \mid \text{works})
 #   + \text{luck} ,$$
 #
-# where luck is what guesses and garbage get right all the same. **Look for** the factors that depend on the level.
+# where luck is what guesses and garbage get right anyway. **Look for** the factors that depend on the level.
 
 # %%
 few = test[: pick(16, 240)]
@@ -406,12 +408,11 @@ plt.show()
 #
 # ## 7 · pass@k: what is within reach
 #
-# If each of $k$ samples has some chance, the chance that **at least one** is right is called pass@$k$. It says what is
-# within reach of the sampler: a problem that no sample ever solves teaches nothing.
+# The probability that **at least one** of $k$ samples is right is called pass@$k$. It says what is within the sampler's
+# reach: a problem that no sample ever solves teaches nothing.
 #
-# We have $n$ samples of a problem and $c$ of them are right. What is pass@$k$ for $k \le n$? Draw $k$ of the $n$,
-# without putting any back. All $k$ are wrong in $\binom{n-c}{k}$ of $\binom{n}{k}$ ways, so (Chen et al. 2021,
-# equation 1)
+# We have $n$ samples of a problem and $c$ of them are right. What is pass@$k$ for $k \le n$? Draw $k$ of the $n$
+# without replacement. All $k$ are wrong in $\binom{n-c}{k}$ of $\binom{n}{k}$ ways, so (Chen et al. 2021, equation 1)
 #
 # $$\text{pass@}k = 1 - \binom{n-c}{k} \Big/ \binom{n}{k} .$$
 #
@@ -431,9 +432,9 @@ print(
 )
 
 # %% [markdown]
-# The tempting shortcut is to take $\hat p = c/n$ and say $1 - (1-\hat p)^k$. It is **biased**: on average over what $c$
-# may come out as, it is too low. We can compute both averages exactly, for a problem that is solved with probability
-# 0.1 a sample, since $c$ is binomial. **Look for** which of the two lies on the truth.
+# The tempting shortcut is to estimate $\hat p = c/n$ and take $1 - (1-\hat p)^k$. It is **biased**: averaged over the
+# possible values of $c$, it's too low. Since $c$ is binomial, we can compute both averages exactly, here for a problem
+# whose samples are right with probability 0.1. **Look for** which of the two lies on the truth.
 
 
 # %%
@@ -459,7 +460,8 @@ plt.show()
 assert torch.allclose(torch.tensor(formula), torch.tensor(truth))
 
 # %% [markdown]
-# The package has the same function. From here on we use its. The model's pass@k, over all problems and by level:
+# The package has the same function, and we use that one from here on. The model's pass@k, over all problems and by
+# level:
 
 # %%
 from rlcourse.evaluation import mean_pass_at_k
@@ -494,8 +496,8 @@ for level in (1, 2, 3, 4):
 # %% [markdown]
 # ## 8 · Half a training step
 #
-# The map again, as code, up to the weights: two problems, four answers to each, a reward per answer, and how much
-# better than its group each one did. In lesson 01 you write the whole step.
+# The first half of the map again, as code: two problems, four answers to each, a reward per answer, and how much better
+# than its group each one did. In lesson 01 you write the whole step.
 
 # %%
 from rlcourse import advantages
@@ -567,12 +569,11 @@ without = bet(
 )
 
 # %% [markdown]
-# The answer is on record: longer runs with the same settings, three seeds, made with `python -m
-# tools.lessons.lesson00 gain`. At several steps the model answered all validation problems at temperature 1,
-# and every answer was sorted as above. Left, the three factors along training. Right, what each has contributed by
-# then. Since they multiply, what one contributes depends on the others; it is counted as the mean over the six orders
-# in which three things can change (the *Shapley value*), level by level, and the parts, with luck, add up to the gain
-# exactly. **Look for** which comes first.
+# The answer is on record: longer runs with the same settings and three seeds. At several steps the model answered all
+# validation problems at temperature 1, and every answer was sorted as above. Left, the three factors along training.
+# Right, what each has contributed by then. Since they multiply, what one contributes depends on the others. So we take
+# its mean over the six orders in which three things can change (the *Shapley value*), level by level. Together with
+# luck, the parts add up to the gain exactly. **Look for** which comes first.
 
 # %% tags=["hide-input"]
 # @title Figure: where the gain comes from
@@ -639,27 +640,27 @@ display(Markdown("\n".join(lines)))
 #    assert 55 < told["accuracy"]["points"] < 65 }} At step 20, {{ at_20["choice"]:.0f }}% of clean answers work
 #    already. {{ assert at_20["choice"] > 85 > at_20["clean"] }}
 # 2. **Garbage** becomes rarer, more slowly: from {{ 100 * (1 - told["clean"]["before"]):.0f }} to {{ 100 * (1 -
-#    told["clean"]["after"]):.0f }}% of the samples, which contributes {{ told["clean"]["points"]:.0f }} points. In the
-#    samples of section 6, one with garbage in it is right in {{ 100 * garbage_right:.0f }} of 100 cases, and a clean
-#    one that works in {{ 100 * worked_right:.0f }}, so improbable tokens become less probable still. {{ assert
-#    garbage_right < worked_right / 3 }} Later lessons show it as a falling entropy.
+#    told["clean"]["after"]):.0f }}% of the samples, which contributes {{ told["clean"]["points"]:.0f }} points. In
+#    section 6, a sample with garbage in it was right {{ 100 * garbage_right:.0f }}% of the time, and a clean one that
+#    works {{ 100 * worked_right:.0f }}%, so improbable tokens become less probable still. {{ assert garbage_right <
+#    worked_right / 3 }} Later lessons show it as a falling entropy.
 # 3. **Arithmetic** improves as well, which contributes {{ told["arithmetic"]["points"]:.0f }} points. Its line on the
-#    left understates that: at first more than half of the answers that work are to problems of level 1, at the end all
-#    levels are worked about equally often. {{ assert all(b["1"]["worked"] > b["2"]["worked"] + b["3"]["worked"] +
+#    left understates that: at first more than half of the worked answers are to level 1, while at the end the model
+#    works about equally often at every level. {{ assert all(b["1"]["worked"] > b["2"]["worked"] + b["3"]["worked"] +
 #    b["4"]["worked"] and a["4"]["worked"] > 0.7 * a["1"]["worked"] for b, a in ends) }} At level 4 alone it rises from
 #    {{ 100 * fmean(factors_by_level(b)[3].factors[2] for b, _ in ends):.0f }} to {{ 100 *
 #    fmean(factors_by_level(a)[3].factors[2] for _, a in ends):.0f }}%.
 #
-# And they need each other. Luck aside, choice alone would have led from {{ work_alone(()):.1f }} to {{
-# work_alone(["choice"]):.1f }}%, and everything else without it to {{ work_alone(["clean", "arithmetic"]):.1f }}%.
-# Greedy answers have hardly any garbage to lose, {{ 100 * greedy_garbage:.1f }}% before training, {{ assert
-# greedy_garbage < 0.05 }} and show mostly the first part: that is why the picture above looked like a story about
-# choice.
+# And they need each other. Luck aside, choice alone would have raised the share of right samples from {{
+# work_alone(()):.1f }} to {{ work_alone(["choice"]):.1f }}%, and everything else without it to {{ work_alone(["clean",
+# "arithmetic"]):.1f }}%. Greedy answers have hardly any garbage to lose, {{ 100 * greedy_garbage:.1f }}% before
+# training, {{ assert greedy_garbage < 0.05 }} so they show mostly the first part. That's why the picture above looked
+# like a story about choice.
 #
 # ### New skill, or better picking?
 #
-# A common argument goes: if training only made the model pick better among what it could do already, pass@1 would rise
-# and pass@16 would not.
+# A common argument: if training only made the model pick better among what it could already do, pass@1 would rise and
+# pass@16 wouldn't.
 
 # %% tags=["hide-input"]
 # @title Figure: pass@k before and after
@@ -684,8 +685,8 @@ plt.show()
 # ### The record
 #
 # Finally the learning curve as most papers show it, greedy accuracy, for runs of {{
-# load_curve("dr_grpo")["setup"]["steps"] }} steps with {{ len(load_curve("dr_grpo")["results"]) }} seeds (`python -m
-# tools.lessons.curves dr_grpo`). The line is the mean, the band reaches from the worst seed to the best.
+# load_curve("dr_grpo")["setup"]["steps"] }} steps with {{ len(load_curve("dr_grpo")["results"]) }} seeds. The line is
+# the mean; the band goes from the worst seed to the best.
 
 # %% tags=["hide-input"]
 # @title Figure: the recorded curve
@@ -712,19 +713,19 @@ tested = [100 * record["results"][0]["summary"][f"accuracy_{when}"] for when in 
 # The curve starts at {{ 100 * mean[0]:.1f }}% and the printed line at {{ tested[0]:.1f }}%. Both are right. The curve
 # asks {{ asked }} validation problems, the line all {{ record["results"][0]["summary"]["eval_problems"] }} test
 # problems, and {{ asked }} problems have a standard error of {{ error:.1f }} points: these happen to be easier. So
-# compare runs only where they were asked the same problems, and expect other curves to start elsewhere.
+# compare runs only on the same problems, and expect other curves to start elsewhere.
 #
 # ## 10 · Notation
 #
-# What the letters mean, unless a lesson defines one anew for a section of its own.
+# What the letters mean, unless a section redefines one.
 #
 # | symbol | meaning |
 # | --- | --- |
-# | $x$, $y$, $y_t$ | prompt, answer, its token number $t$ |
+# | $x$, $y$, $y_t$ | prompt, answer, its $t$-th token |
 # | $s_t = (x, y_{<t})$ | state: prompt and the tokens so far |
-# | $\pi_\theta$, $\pi_\text{old}$, $\pi_\text{ref}$ | policy: in training, as it sampled, frozen (the reference) |
-# | $J$, $\mathcal{L}$ | expected reward, which grows; loss, which is minimised |
-# | $N$, $G$, $i$ | answers in a batch, answers to one prompt (the group), number of an answer |
+# | $\pi_\theta$, $\pi_\text{old}$, $\pi_\text{ref}$ | policy: in training, at sampling, frozen (reference) |
+# | $J$, $\mathcal{L}$ | expected reward, to be maximised; loss, to be minimised |
+# | $N$, $G$, $i$ | answers in a batch, answers to one prompt (the group), index of an answer |
 # | $\lvert y_i \rvert$, $p$ | tokens of answer $i$; success rate of a prompt |
 # | $R_i$ | reward of answer $i$, one number |
 # | $r_t$ | reward of a token (PPO): $R$ at the last token, 0 before, less KL where that is subtracted |
@@ -743,7 +744,7 @@ tested = [100 * record["results"][0]["summary"][f"accuracy_{when}"] for when in 
 #
 # ## Check yourself
 #
-# 1. Why can a problem that the model never solves in any sample not help training?
+# 1. Why can't a problem help training if no sample ever solves it?
 #
 # <details><summary>Answer</summary>
 # All its samples get the same reward, so none is better than another. There is nothing to make more probable.
@@ -753,8 +754,8 @@ tested = [100 * record["results"][0]["summary"][f"accuracy_{when}"] for when in 
 # 2. Greedy accuracy is higher than the accuracy of samples. Why train on samples at all?
 #
 # <details><summary>Answer</summary>
-# Greedy answers of one problem are all the same, so there is nothing to compare. Sampling tries different ways, and the
-# comparison of ways is the signal.
+# Greedy answers to a problem are all the same, so there's nothing to compare. Samples try different ways, and comparing
+# them is the signal.
 # </details>
 #
 # 3. You have 16 samples of a problem and 2 are right. What is pass@16, and why is that not the chance that 16 *new*

@@ -12,10 +12,10 @@
 # - to write the training loop of this course yourself: sample, log-probs, verify, weigh, step;
 # - why it is cross-entropy on your own samples, weighted by how good each one was;
 # - why that works although nobody can differentiate the reward, checked against an exact gradient;
-# - what a baseline is for, by watching a run die without one;
+# - what a baseline is for, by taking it out of a run;
 # - RLOO, the baseline that the other answers give you for free, and when any of this matters.
 #
-# You need [lesson 00](00_start_here.ipynb): the task, the model, what a sample is. Its last section lists the symbols.
+# You need [lesson 00](00_start_here.ipynb): the task, the model, what a sample is. The end of it lists the symbols.
 
 # %%
 import inspect
@@ -46,14 +46,14 @@ engine = make_engine(policy, "fast", torch.float32)
 # ## 1 · Be your own teacher
 #
 # You know how to fine-tune a language model: take good answers and lower the cross-entropy of their tokens. Now suppose
-# you have no good answers, only a program that can tell whether an answer is right.
+# you have no good answers, only a program that checks whether an answer is right.
 #
 # Then let the model write its own. Sample a few answers, keep those that the program accepts, and train on them as you
-# would on anyone's. That already is reinforcement learning. **REINFORCE** (Williams 1992) is *cross-entropy on your own
+# would on anyone's. That's already reinforcement learning. **REINFORCE** (Williams 1992) is *cross-entropy on your own
 # samples, weighted by how good each one was*. The rest of the course is about doing it well.
 #
-# Here are four answers to one question, as the model gives them before any training. `generate` returns a `Rollout`.
-# Each of its rows is a prompt, its answer, and padding.
+# Here are four answers to one question, as the model gives them before any training. `generate` returns a `Rollout`,
+# whose rows are prompt, answer and padding.
 
 # %%
 problem = [p for p in task.problems("train") if p.level == 1][1]
@@ -66,7 +66,7 @@ for row, (start, length) in enumerate(zip(rollout.prompt_lengths, rollout.comple
 
 # %% [markdown]
 # `<|im_end|>` is the token that ends a turn. An answer is its tokens up to **and including** the first one of these.
-# Stopping is a decision like any other, and a model that's never paid for it never learns to stop.
+# Stopping is a decision like any other. Leave that token out of the loss, and nothing teaches the model to stop.
 #
 # Two things are easy to get wrong when you train on such rows. The **shift**: the output at position $t$ predicts the
 # token at $t + 1$. The **mask**: only the answer's own tokens count. Here is one row. **Look for** the first arrow that
@@ -132,10 +132,10 @@ start_accuracy = loop.greedy_accuracy(policy, pick(8, 200))
 print(inspect.getsource(loop.train))
 
 # %% [markdown]
-# That's the whole of `train`: roll out, judge, weigh, step. A step samples {{ loop.GROUP }} answers to each of
-# {{ loop.PROMPTS }} problems. Take away the weights, and the loss is fine-tuning. With a 0 as its weight an answer is
-# left out; with a negative one it becomes less likely. The constant below the sum only sets the scale, and warm-up and
-# clipped gradients are routine.
+# That's the whole of `train`: roll out, judge, weigh, step. A step samples {{ loop.GROUP }} answers to each of {{
+# loop.PROMPTS }} problems. Take away the weights, and the loss is fine-tuning. An answer with weight 0 is left out; one
+# with a negative weight becomes less likely. The constant divisor only sets the scale; warm-up and gradient clipping
+# are routine.
 #
 # ## 3 · Train, then take a piece out
 #
@@ -189,13 +189,13 @@ first_bet.result(reached)
 
 # %% [markdown]
 # From {{ validation(built)[1][0]:.3g }}% to {{ reached:.3g }}%, {{ assert reached > 70 }} on nothing but the model's
-# own answers and a program that reads their final number. Nobody showed it a worked example. (Five recorded seeds are
-# at {{ recorded("rloo_plus")[0]:.0f }} to {{ recorded("rloo_plus")[-1]:.0f }}% after 30 steps.) The light line is lower
-# because those answers are sampled, not greedy. It jumps because a step has only {{ loop.PROMPTS * loop.GROUP }} of
-# them. {{ assert 100 * max(row["reward"] for row in built) < reached }}
+# own answers and a program that reads their final number. No worked example was in this training. (Five recorded seeds
+# are at {{ recorded("rloo_plus")[0]:.0f }} to {{ recorded("rloo_plus")[-1]:.0f }}% after 30 steps.) The light line is
+# lower because those answers are sampled, not greedy. It jumps because a step has only {{ loop.PROMPTS * loop.GROUP }}
+# of them. {{ assert 100 * max(row["reward"] for row in built) < reached }}
 #
 # Now take `weigh` out: the weight of an answer is its reward, 0 or 1. And be generous: everyone gets 5 points for
-# taking part, so a wrong answer earns 5 and a right one 6. The difference between them is what it was.
+# taking part, so a wrong answer earns 5 and a right one 6. The difference between them is the same as before.
 
 
 # %%
@@ -243,15 +243,15 @@ second_bet.result(after)
 # %% [markdown]
 # {{ assert after < reached - 20 and validation(plain)[1][-1] > after + 20 }} Without a baseline, rewards 0 and 1 do
 # well. Add 5, and the run ends at {{ after:.3g }}%. A single run proves little, so here are five recorded seeds at step
-# 30: {{ recorded("reinforce")[0]:.0f }} to {{ recorded("reinforce")[-1]:.0f }}% with rewards 0 and 1, and
-# {{ ", ".join(f"{value:.0f}" for value in recorded("reinforce_plus_5")) }}% with 5 and 6. {{ assert
-# sum(value < 37 for value in recorded("reinforce_plus_5")) == 4 }} Four of five are worse than the model they started
-# from. It's a random walk. Yet the code is right, and so is the mathematics: **in expectation**, both judges give the
-# same gradient. To see what went wrong, ask what the loop estimates.
+# 30: {{ recorded("reinforce")[0]:.0f }} to {{ recorded("reinforce")[-1]:.0f }}% with rewards 0 and 1, and {{ ",
+# ".join(f"{value:.0f}" for value in recorded("reinforce_plus_5")) }}% with 5 and 6. {{ assert sum(value < 37 for value
+# in recorded("reinforce_plus_5")) == 4 }} Four of five end below the model they started from. Yet the code is right,
+# and so is the mathematics: **in expectation**, both judges give the same gradient. To see what went wrong, ask what
+# the loop estimates.
 #
 # ## 4 · What the loop estimates
 #
-# In the words of reinforcement learning:
+# First the vocabulary of reinforcement learning:
 #
 # | word | here | symbol |
 # | --- | --- | --- |
@@ -274,9 +274,9 @@ second_bet.result(after)
 #
 # ### A language small enough to check it
 #
-# Three tokens, `a`, `b` and the end `■`; at most three of them; a policy that sees only the previous token, so that it
-# is a table of 3 × 3 logits. The verifier pays 1 for a text that ends and has exactly one `b`. There are 15 texts, and
-# over 15 texts we can sum.
+# A text has at most three tokens out of `a`, `b` and the end `■`. The policy sees only the previous token, so it's a
+# table of 3 × 3 logits. The verifier pays 1 for a text that ends and has exactly one `b`. There are only 15 texts, so
+# we can sum over them all.
 
 # %%
 TOKENS, LONGEST = "ab■", 3
@@ -323,8 +323,8 @@ print("scores  ", [round(v, 4) for v in trick.tolist()])
 assert torch.allclose(exact, trick, atol=1e-6)
 
 # %% [markdown]
-# So the estimator is right **on average**. A single sample is a wild guess, and averaging tames it like
-# $1/\sqrt{N}$, a straight line below, where both axes are logarithmic. An estimator that is wrong on average bends and
+# So the estimator is right **on average**. A single sample is a wild guess. Averaging $N$ of them shrinks the error
+# like $1/\sqrt{N}$, a straight line on the logarithmic axes below. An estimator that is wrong on average bends and
 # levels off. The red one forgets the end token. **Look for** the bend.
 
 # %% tags=["hide-input"]
@@ -349,7 +349,7 @@ ax.grid()
 plt.show()
 
 # %% [markdown]
-# ## 5 · Why the generous judge killed the run
+# ## 5 · Why the generous judge spoils the run
 #
 # Add a constant to every reward. Does the average change? A score has expectation zero, because probabilities always
 # add up to one:
@@ -357,11 +357,11 @@ plt.show()
 # $$\mathbb{E}_{y}\big[\nabla \log \pi_\theta(y)\big] = \sum_y \nabla \pi_\theta(y) = \nabla \sum_y \pi_\theta(y)
 #   = \nabla 1 = 0 .$$
 #
-# So a constant may be added to the reward, or any **baseline** $b$ subtracted that does not depend on the answer, and
-# the average stays: $\nabla J = \mathbb{E}_y[(R(y) - b)\,\nabla\log\pi_\theta(y)]$. What is left, $A = R - b$, is
-# called the **advantage**: how much better than expected. The average does not care about $b$. The **noise** does. With
+# So you may add a constant to the reward, or subtract any **baseline** $b$ that doesn't depend on the answer, and the
+# average stays: $\nabla J = \mathbb{E}_y[(R(y) - b)\,\nabla\log\pi_\theta(y)]$. What is left, $A = R - b$, is called
+# the **advantage**: how much better than expected. The average does not care about $b$. The **noise** does. With
 # rewards 5 and 6 every sample is pushed up, nonsense nearly as hard as sense. Averaged over all texts, the 5 that they
-# have in common cancels. Over {{ loop.PROMPTS * loop.GROUP }} of them it doesn't.
+# have in common cancels. Over {{ loop.PROMPTS * loop.GROUP }} samples it doesn't.
 #
 # On the toy language, exactly:
 
@@ -383,18 +383,18 @@ display(Markdown("\n".join(lines)))
 noise_ratio = mean_and_variance(R + 5, 0.0)[1] / mean_and_variance(R, 0.0)[1]
 
 # %% [markdown]
-# The same expected gradient with {{ noise_ratio:.0f }} times the variance, on the toy. Noise of that kind ruined the
-# red run.
+# The same expected gradient with {{ noise_ratio:.0f }} times the variance, on the toy. That is the noise that the red
+# run has to learn through.
 #
-# The variance is a parabola in $b$. Setting its derivative to zero gives its lowest point, a mean of the rewards in
-# which texts with large scores count more:
+# The variance is a parabola in $b$. Setting its derivative to zero gives its lowest point, a mean of the rewards that
+# gives more weight to texts with large scores:
 #
 # $$b^* = \mathbb{E}\big[\lVert\nabla\log\pi\rVert^2 R\big] \Big/ \mathbb{E}\big[\lVert\nabla\log\pi\rVert^2\big] .$$
 #
-# In practice one takes the plain mean reward, which needs no scores. In a notebook of your own, move the sliders:
+# In practice you take the plain mean reward, which needs no scores. In a notebook of your own, move the sliders:
 # *shift* is added to every reward, *training* is how far the policy has come, in exact gradient steps. **Look for**
 # where the red square, no baseline, and the blue dot lie on the curve; the green triangle, $b^*$, is its lowest point.
-# The scale is logarithmic and the same everywhere.
+# All three use the same logarithmic scale.
 
 # %% tags=["hide-input"]
 # @title Explorer: the variance over the baseline
@@ -430,12 +430,13 @@ explorer(draw, static=static, shift=(0.0, -1.0, 2.0, 0.5), training=(0, 0, 80, 1
 # Left: with rewards 0 and 1 and few successes, doing without a baseline costs little, since 0 **is** close to the mean
 # reward. Middle: add 1, and the red square sits far up the wall. Right: once nearly every text earns 1, the mean reward
 # is no better than none. The few failures have large scores, and they pull $b^*$ away from the mean. How much a
-# baseline buys depends on where the rewards happen to lie.
+# baseline gains you depends on where the rewards happen to lie.
 #
 # ## 6 · Fix it with one line
 #
-# Subtract the mean reward of the batch, and both judges are back in the race: that's the green line of section 9. A
-# baseline is insurance against any constant that happens to be in all rewards. Section 7 looks at what it costs.
+# Subtract the mean reward of the batch, and a run with a constant in its rewards recovers: see the green line in
+# section 9. A baseline is insurance against any constant that happens to be in all rewards. Section 7 looks at what it
+# costs.
 #
 # The batch mean has two flaws. Easy problems and hard ones share it, so an average answer to an easy problem looks like
 # an achievement. And it contains the very reward that it's subtracted from: a success raises its own bar. But we have
@@ -466,16 +467,14 @@ for G in (2, 3):
 
 # %% [markdown]
 # With your own reward in, the gradient is too short by the factor $1 - 1/G$ and points the right way. A factor that is
-# the same everywhere does no harm, since Adam divides by the size of the gradient anyway. So the two baselines of a
-# group, with your own reward and without it, give the same advantages up to a constant factor. GRPO will build on the
-# first of them.
+# the same everywhere does no harm, since Adam divides by the size of the gradient anyway. So a group's two baselines,
+# with your own reward and without it, give the same advantages up to a constant factor. GRPO will build on the first.
 #
 # ## 7 · Why did it do so well without?
 #
-# A puzzle is left. With rewards 0 and 1 the first run had no baseline and did well. That its mean reward was near 0
-# explains only the beginning: it passed one half on the way. {{ assert max(row["reward"] for row in plain) > 0.5 }} The
-# formula for $b^*$ says where to look: at the norm of the scores. For one prompt and the model as it started,
-# answer by answer:
+# One puzzle is left. With rewards 0 and 1 the run without a baseline did well. A mean reward near 0 explains only the
+# beginning: it passed one half on the way. {{ assert max(row["reward"] for row in plain) > 0.5 }} The formula for $b^*$
+# says where to look: at the norm of the scores. For one prompt and the model as it started, answer by answer:
 
 # %%
 torch.manual_seed(2)
@@ -506,14 +505,14 @@ plt.show()
 # %% [markdown]
 # The squared norm of a wrong answer's score is {{ wrong / right:.0f }} times that of a right one's, on average. {{
 # assert wrong > 3 * right }} A wrong answer here is often the garbage of lesson 00, and each improbable token in it
-# adds a large piece to the score. Without a baseline and with rewards 0 and 1 all of that is multiplied by exactly 0.
-# Subtract the mean reward, and it comes in with a weight of {{ -mean_reward:.2f }}. So the best constant here is {{
-# best:.2f }}, far below the mean reward of {{ mean_reward:.2f }}. {{ assert best < mean_reward / 2 }}
+# adds a lot to the score. With rewards 0 and 1 and no baseline, all of that is multiplied by exactly 0. Subtract the
+# mean reward, and it gets a weight of {{ -mean_reward:.2f }}. So the best constant here is {{ best:.2f }}, far below
+# the mean reward of {{ mean_reward:.2f }}. {{ assert best < mean_reward / 2 }}
 #
-# Take this with a grain of salt: it is a fact about one prompt and a 0.9 M model that writes garbage, not about
-# language models, and we have not measured it later in the run. What holds everywhere is this. "Subtract the mean, it
-# reduces the variance" is a rule of thumb, and can be wrong. But a baseline that moves **with** the rewards protects
-# you from any constant in them, however large.
+# Take this with a grain of salt: it's about one prompt and a 0.9 M model that writes garbage, not about language models
+# in general, and it was measured only at the start of the run. What does hold everywhere: "subtract the mean, it
+# reduces the variance" is a rule of thumb and can be wrong. But a baseline that moves **with** the rewards protects you
+# from any constant in them, however large.
 #
 # ## 8 · What is being paid
 #
@@ -533,14 +532,14 @@ display(Markdown("\n".join(lines)))
 
 # %% [markdown]
 # "The answer is 7." is right and earns nothing strictly, so a policy that's paid strictly learns the form, too. Report
-# both numbers, or readers will take form for mathematics. "It is 5 or 6 or 7" earns the lenient reward by hedging. And
-# the last line is right by accident: **both** pay for it. No reading of the final number sees the working. In the
-# exercises you cheat a verifier and then close it.
+# both numbers, or a gain in form will look like a gain in mathematics. "It is 5 or 6 or 7" earns the lenient reward by
+# hedging. And the last line is right by accident: **both** pay for it. A verifier that reads only the final number
+# never sees the working. In the exercises you cheat a verifier and then fix it.
 #
 # ## 9 · On record
 #
 # The loop at the same size, with {{ len(load_curve("lesson01_reinforce")["results"]) }} seeds for each line. The line
-# is the mean of the seeds, the band goes from the worst to the best.
+# is the mean of the seeds; the band goes from worst to best.
 
 # %% tags=["hide-input"]
 # @title Figure: five seeds each
@@ -573,11 +572,11 @@ default_overlaps = max(map(min, ends)) <= min(map(max, ends))
 print(provenance(curves["reinforce"]), "with `python -m tools.lessons.lesson01`")
 
 # %% [markdown]
-# A shift of 1 leaves the expected gradient as it is, and costs {{ lost["reinforce_plus"]:.0f }} points on average when
-# it's up and {{ lost["reinforce_minus"]:.0f }} when it's down. From step 15 on, every seed of the blue line is above
-# all of theirs. {{ assert all(max(seed["evals"][i]["accuracy"] for n in ("reinforce_plus", "reinforce_minus") for seed
-# in curves[n]["results"]) < min(seed["evals"][i]["accuracy"] for seed in curves["reinforce"]["results"]) for i, e in
-# enumerate(curves["reinforce"]["results"][0]["evals"]) if e["step"] >= 15) }} Either baseline gives it all back, to
+# A shift of 1 doesn't change the expected gradient, and yet it costs {{ lost["reinforce_plus"]:.0f }} points on average
+# when it's up, and {{ lost["reinforce_minus"]:.0f }} when it's down. From step 15 on, every seed of the blue line is
+# above all of theirs. {{ assert all(max(seed["evals"][i]["accuracy"] for n in ("reinforce_plus", "reinforce_minus") for
+# seed in curves[n]["results"]) < min(seed["evals"][i]["accuracy"] for seed in curves["reinforce"]["results"]) for i, e
+# in enumerate(curves["reinforce"]["results"][0]["evals"]) if e["step"] >= 15) }} Either baseline gives it all back, to
 # within less than the spread of the seeds. {{ assert max(fmean(final["reinforce"]) - fmean(final[n]) for n in
 # ("baseline_plus", "rloo_plus")) < min(max(final[n]) - min(final[n]) for n in ("reinforce", "baseline_plus",
 # "rloo_plus")) }} {{ assert min(final["baseline_plus"] + final["rloo_plus"]) > max(final["reinforce_plus"] +
@@ -586,16 +585,16 @@ print(provenance(curves["reinforce"]), "with `python -m tools.lessons.lesson01`"
 # Where does it not matter? At the package's default of {{ load_curve("reinforce")["setup"]["num_prompts"] }} × {{
 # load_curve("reinforce")["setup"]["num_generations"] }} answers and rewards 0 and 1, plain REINFORCE, the batch mean
 # and RLOO end with ranges over their {{ len(ends[0]) }} seeds that overlap. {{ assert default_overlaps }} {{ assert
-# len({len(end) for end in ends}) == 1 }} If somebody shows you that one of them wins, ask for the setting, the seeds
-# and the spread.
+# len({len(end) for end in ends}) == 1 }} If somebody claims that one of them wins, ask for the setting, the seeds and
+# the spread.
 #
 # ## Check yourself
 #
 # 1. Which token of the answer `#### 7■` gets the reward, if the reward comes at the end?
 #
 # <details><summary>Answer</summary>
-# All of them, the end token too: the loss multiplies each token's log-prob by the same weight. REINFORCE does not know
-# which token deserved it; averaging over many answers sorts that out.
+# All of them, the end token too: the loss multiplies each token's log-prob by the same weight. REINFORCE doesn't know
+# which token deserved it; only the average over many answers sorts that out.
 # </details>
 #
 # 2. The reward is 1 for all of your sixteen answers. What is the gradient without a baseline, and with RLOO?
@@ -615,22 +614,22 @@ print(provenance(curves["reinforce"]), "with `python -m tools.lessons.lesson01`"
 # 4. Your loss went up during training. Is something broken?
 #
 # <details><summary>Answer</summary>
-# Not by that alone. The value of this loss is no measure of progress, only its gradient means something. Look at reward
+# Not necessarily. The value of this loss doesn't measure progress; only its gradient means something. Look at reward
 # and accuracy.
 # </details>
 #
-# 5. A colleague trains on the right samples only and calls it rejection sampling. What is the difference to our first
-#    run?
+# 5. A colleague trains on the right samples only and calls it rejection sampling. How does that differ from our run
+#    with rewards 0 and 1 and no baseline?
 #
 # <details><summary>Answer</summary>
-# With fresh samples at every step there is none but the scale: rewards 0 and 1 as weights **are** the choice of the
-# right samples. The difference begins when wrong answers get a negative weight, which is what a baseline does.
+# With fresh samples at every step, only in scale: weights of 0 and 1 **are** a choice of the right samples. The
+# difference begins when wrong answers get a negative weight, which is what a baseline does.
 # </details>
 #
 # ## Exercises
 #
 # [exercises/01_policy_gradient.ipynb](../exercises/01_policy_gradient.ipynb): the five functions of section 2, then
-# cheat a verifier and close it, and find out what a baseline may know. Then go on to [02 · PPO](02_ppo.ipynb).
+# cheat a verifier and fix it, and find out what a baseline may know. Then go on to [02 · PPO](02_ppo.ipynb).
 #
 # ## Further reading
 #

@@ -9,11 +9,11 @@
 # %% [markdown]
 # **You will learn**
 #
-# - what a separate critic costs, and what GRPO puts in its place: the other answers to the same prompt;
-# - GRPO (Shao et al. 2024) as two changes to your loop, and its loss, whole;
+# - what a separate critic costs, and what replaces it in GRPO: the other answers to the same prompt;
+# - GRPO (Shao et al. 2024) as two changes to your loop, and its whole loss;
 # - what a bonus of a thousandth of a point does to a run;
 # - the KL divergence to a reference: which of its estimates to log, which to use as a penalty, and whether it helps;
-# - why many groups teach nothing, and how to split a step into prompts and answers.
+# - which groups teach nothing, and how to split a step into prompts and answers.
 #
 # You need lessons [01](01_policy_gradient.ipynb) and [02](02_ppo.ipynb): your loop, the baseline; the ratio, the clip.
 
@@ -44,10 +44,10 @@ PROMPTS, GROUP, LIMIT, task = loop.PROMPTS, loop.GROUP, loop.LIMIT, loop.task
 # %% [markdown]
 # ## 1 · What the critic costs
 #
-# PPO wants to know how good an answer is **compared with what was expected**, so it trains a critic to expect. In
-# lesson 02 the critic was a small head. The usual recipe for large models is a second network of the policy's size,
-# with gradients and optimizer states of its own. In float32 a parameter that's trained with AdamW takes 4 bytes for
-# itself, 4 for its gradient and 8 for the two moments. One that's only read, as in a frozen reference, takes 4.
+# PPO wants to know how good an answer is **compared with what was expected**, so it trains a critic to say what to
+# expect. In lesson 02 the critic was a small head. For large models the usual recipe is a second network of the
+# policy's size, with its own gradients and optimizer states. In float32 a parameter trained with AdamW takes 4 bytes
+# for itself, 4 for its gradient and 8 for the two moments. A frozen one, as in a reference model, takes 4.
 
 # %% tags=["hide-input"]
 # @title Figure: what is in memory
@@ -68,11 +68,11 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# For the {{ largest }} the critic is {{ TRAINED * gb[largest]:.0f }} of {{ left[-1]:.0f }} GB, and it about doubles the
-# work of the update. So "GRPO halves the memory", which you'll read, rounds up, and is about a critic of the policy's
-# size. With a value head almost none of it applies.
+# For {{ largest }} the critic is {{ TRAINED * gb[largest]:.0f }} of {{ left[-1]:.0f }} GB, and it roughly doubles the
+# work of the update. You'll read that GRPO halves the memory. That rounds up, and it assumes a critic of the policy's
+# size; drop a mere value head, and you save almost nothing.
 #
-# ## 2 · The group says what was to be expected
+# ## 2 · The group says what to expect
 #
 # RLOO (lesson 01) has the answer already. Sample $G$ answers to each prompt; their mean reward $\bar R$ estimates
 # $V(x)$, and nothing has to be learned. GRPO, *group relative policy optimisation*, subtracts that mean and then
@@ -140,9 +140,9 @@ rare = table[1, 0].item()
 # %% [markdown]
 # A lone success counts {{ rare:.2f }} instead of {{ 1 - 1 / GROUP:.2f }}, {{ rare / (1 - 1 / GROUP):.1f }} times as
 # much; a right answer in a group that is evenly split only {{ 2 * table[GROUP // 2, 0].item():.1f }} times as much. {{
-# assert rare / (1 - 1 / GROUP) > 1.3 * 2 * table[GROUP // 2, 0].item() }} So hard prompts, and very easy ones, speak
-# up. A unanimous group contributes nothing. And whatever unit the rewards come in, the advantages are the same: a judge
-# who pays 100 for one problem can't drown out those who pay 1. That sounds like pure gain. Keep it in mind.
+# assert rare / (1 - 1 / GROUP) > 1.3 * 2 * table[GROUP // 2, 0].item() }} So hard prompts, and very easy ones, count
+# for more. A unanimous group contributes nothing. And the advantages don't depend on the unit of the rewards: a judge
+# who pays 100 for one problem can't drown out those who pay 1. That sounds like pure gain.
 #
 # ## 3 · Your loop with two functions changed
 #
@@ -161,8 +161,8 @@ rare = table[1, 0].item()
 #    $\beta = 0$.
 #
 # **Put it into your loop**: it's [the first exercise](../exercises/03_grpo.ipynb). Here ours runs, with one step per
-# rollout, as GRPO has it by default in this course. So the policy that samples is the one that learns, the ratio is 1,
-# and the clip has nothing to do.
+# rollout, this course's default for GRPO. So the policy that samples is the one that learns, the ratio is 1, and the
+# clip has nothing to do.
 
 # %%
 STEPS, ASKED = pick(5, 25), pick(8, 200)
@@ -179,9 +179,9 @@ plain_policy, plain = run(normalized)
 print("greedy accuracy:", " → ".join(f"{row['accuracy']:.1%}" for row in plain if row["accuracy"] is not None))
 
 # %% [markdown]
-# It learns. Now somebody would like answers to be a little shorter and adds a bonus for brevity. They are careful:
-# a right answer earns 1, and the bonus is at most a **thousandth** of that. Nobody could prefer a short wrong answer to
-# a long right one.
+# It learns. Now somebody would like answers to be a little shorter and adds a bonus for brevity. They're careful: a
+# right answer earns 1, and the bonus is at most a **thousandth** of that. So a short wrong answer can never earn more
+# than a long right one.
 
 
 # %%
@@ -239,14 +239,14 @@ bonus_bet.result(spoiled)
 
 # %% [markdown]
 # {{ spoiled:.3g }}% instead of {{ reached:.3g }}%. {{ assert reached - 10 > spoiled }} (Three recorded seeds with the
-# bonus end at {{ with_bonus }}%.) In the last ten steps an answer has {{ late_length["GRPO,
-# bonus of 0.001"]:.0f }} tokens on average, against {{ late_length["GRPO"]:.0f }}. {{ assert late_length["GRPO, bonus
-# of 0.001"] < 0.8 * late_length["GRPO"] }} At the end, {{ works["bonus"]:.0f }}% of its greedy answers work the problem
-# out, against {{ works["GRPO"]:.0f }}%, {{ assert works["bonus"] < works["GRPO"] - 10 }} and in lesson 00 working
-# instead of guessing was the largest part of the gain. But how can a thousandth outvote a whole point?
+# bonus end at {{ with_bonus }}%.) In the last ten steps an answer has {{ late_length["GRPO, bonus of 0.001"]:.0f }}
+# tokens on average, against {{ late_length["GRPO"]:.0f }}. {{ assert late_length["GRPO, bonus of 0.001"] < 0.8 *
+# late_length["GRPO"] }} At the end, {{ works["bonus"]:.0f }}% of its greedy answers work the problem out, against {{
+# works["GRPO"]:.0f }}%, {{ assert works["bonus"] < works["GRPO"] - 10 }} and in lesson 00 working instead of guessing
+# was the largest part of the gain. How can a thousandth outvote a whole point?
 #
-# Look at a hard problem. All of its answers are wrong, so without the bonus its group says nothing. With the bonus the
-# rewards differ by a few ten-thousandths. And GRPO divides by their deviation, which is just as small:
+# Look at a hard problem. All of its answers are wrong, so without the bonus its group contributes nothing. With the
+# bonus the rewards differ by a few ten-thousandths. And GRPO divides by their deviation, which is just as small:
 
 # %% tags=["hide-input"]
 # @title Table: a group of wrong answers
@@ -272,22 +272,22 @@ silent_at_first = sum(sum(steps[:5]) / 5 for steps in silent_seeds) / len(silent
 
 # %% [markdown]
 # {{ assert all_wrong and loud.std() > 0.6 }} Nothing was at stake in this group, and yet its advantages are nearly as
-# large as those of any other. What they push up is the bare guess of {{ bare }} tokens; what they push down are the
-# attempts to work it out. The division that makes hard prompts speak up makes **every** group speak up. At the start of
-# training {{ 100 * silent_at_first:.0f }}% of the groups agree, and with the bonus these shout "shorter!". Any
-# meaningless tie-breaker gets amplified the same way: the noise of a reward model, a score for format.
+# large as those of any other. They push up the bare guesses of {{ bare }} tokens, and push down the longer attempts.
+# The division that amplifies hard prompts amplifies **every** difference within a group. At the start of training {{
+# 100 * silent_at_first:.0f }}% of the groups are unanimous, and with the bonus these shout "shorter!". Any meaningless
+# tie-breaker gets amplified the same way: the noise of a reward model, a score for format.
 #
 # ## 4 · A leash: the KL divergence
 #
-# Couldn't one keep the policy from drifting off like this? The clip limits what one rollout may do. Over a hundred
-# rollouts the policy may still go anywhere. To keep it near a *reference* $\pi_\text{ref}$, usually the model before
-# RL, one charges for the distance
+# Could you keep the policy from drifting off like this? The clip limits what one rollout can do, but over a hundred
+# rollouts the policy can still go anywhere. To keep it near a *reference* $\pi_\text{ref}$, usually the model before
+# RL, charge for the distance
 #
 # $$\text{KL}(\pi \,\|\, \pi_\text{ref}) = \mathbb{E}_{y \sim \pi}\big[\log\pi(y) - \log\pi_\text{ref}(y)\big] ,$$
 #
 # with a weight $\beta$. From a sampled token, with $d = \log\pi - \log\pi_\text{ref}$, there are three common estimates
-# (Schulman 2020): $k_1 = d$, $k_2 = \tfrac12 d^2$, and $k_3 = e^{-d} - 1 + d$. Their means and their noise, exactly,
-# for two policies over eight tokens:
+# (Schulman 2020): $k_1 = d$, $k_2 = \tfrac12 d^2$, and $k_3 = e^{-d} - 1 + d$. Here are their exact means and noise for
+# a policy over eight tokens, near its reference and far from it:
 
 
 # %%
@@ -313,10 +313,10 @@ display(Markdown("\n".join(lines)))
 
 # %% [markdown]
 # $k_1$ is right on average, may be negative, and is very noisy. $k_2$ is biased. $k_3$ is right on average, never
-# negative, and calm when the policies are near: it is the one to log.
+# negative, and much less noisy: it's the one to log.
 #
-# Now use one as a **penalty**: add it to the loss, and let autograd pull the policy home. Nothing else is in the loss;
-# a policy over eight tokens starts far from its reference, and each step samples 32 tokens.
+# Now use each as a **penalty**: let autograd pull the policy back to its reference. Nothing else is in the loss here.
+# The policy over eight tokens starts far from its reference, and each step samples 32 tokens.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -355,7 +355,7 @@ fifth_bet.result(PULLS[2] if left["k1"] > 0.5 > max(left["k2"], left["k3"]) else
 # %% [markdown]
 # {{ assert left["k1"] > 0.7 and max(left["k2"], left["k3"]) < 0.1 }} $k_1$, right on average, pulls nowhere. The reason
 # is in lesson 01. Autograd differentiates the estimate at the tokens that were drawn, and $\nabla k_1 = \nabla \log
-# \pi$ is the score, whose mean is zero. That $\theta$ also decides *which* tokens are drawn is lost on autograd. **The
+# \pi$ is the score, whose mean is zero. Autograd doesn't see that $\theta$ also decides *which* tokens are drawn. **The
 # value of an estimator and its gradient are two things:**
 #
 # | | as a value | mean gradient as a loss |
@@ -374,13 +374,13 @@ for name, kl in kls.items():  # the table's last column, summed over all tokens
     assert torch.allclose(*pair, atol=1e-6), name
 
 # %% [markdown]
-# Hence two places for a KL. **In the reward**, as PPO for language models usually has it: each token pays, $r_t = R
-# \text{ at the last token} - \beta\, k_1$. There it is a number and never differentiated, so it must be right as a
-# value, and GAE passes the price on to the tokens before. **In the loss**, as GRPO has it: $\beta k_3$, or $k_2$.
+# So a KL can go in two places. **In the reward**, as PPO for language models usually has it: each token pays, $r_t = R
+# \text{ at the last token} - \beta\, k_1$. There it's a number that is never differentiated, so its value must be
+# right, and GAE passes the price on to earlier tokens. **In the loss**, as GRPO has it: $\beta k_3$, or $k_2$.
 #
 # ### Does the leash help?
 #
-# DeepSeekMath used $\beta = 0.04$.
+# DeepSeekMath (Shao et al. 2024) used $\beta = 0.04$. So let's put that on the run with the bonus.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -410,18 +410,18 @@ leash_bet.result(FATES[0] if saved > 0.75 else FATES[1] if saved > 0.25 else FAT
 # max(final["short_leash"]):.3g }}%. {{ assert records["short_leash"]["setup"]["kl_coef"] == 0.4 and
 # max(final["short_leash"]) < min(final["centered"]) }} Why doesn't it help more? The KL is zero at the reference, and
 # so is its gradient. It begins to pull only once the policy has moved, and then it pulls back from everything that was
-# learned, good and bad alike: it bounds how **far** a policy goes, not **where**. For that it keeps a frozen copy in
-# memory and costs a forward pass of every answer. DAPO and Dr. GRPO leave it out.
+# learned, good and bad alike: it bounds how **far** a policy goes, not **where**. And it costs a frozen copy in memory
+# and one more forward pass over every answer. DAPO and Dr. GRPO leave it out.
 #
-# Without the division the run ends at {{ back:.3g }}%: a thousandth of a point has a thousandth of the weight. {{
-# assert back > reached - 12 }} In the record it's {{ min(final["centered"]):.3g }} to {{ max(final["centered"]):.3g
-# }}%. {{ assert max(final["normalized"]) < min(final["centered"]) - 10 }} If you want the division and the bonus, pay
-# the bonus only in groups that have both right and wrong answers.
+# Without the division, the run with the bonus ends at {{ back:.3g }}%: there, a thousandth of a point has a thousandth
+# of the weight. {{ assert back > reached - 12 }} In the record it's {{ min(final["centered"]):.3g }} to {{
+# max(final["centered"]):.3g }}%. {{ assert max(final["normalized"]) < min(final["centered"]) - 10 }} If you want the
+# division and the bonus, pay the bonus only in groups that have both right and wrong answers.
 #
 # ## 5 · Groups that say nothing
 #
-# A group whose answers are all right or all wrong has no gradient, if there is no KL in the loss. It was paid for and
-# teaches nothing: it is **silent**. For a problem that is solved with probability $p$, that happens with probability
+# A group whose answers are all right or all wrong has no gradient, unless there's a KL in the loss. You paid for it and
+# it teaches nothing: it is **silent**. For a problem that is solved with probability $p$, that happens with probability
 #
 # $$P(\text{silent}) = p^G + (1-p)^G .$$
 
@@ -440,8 +440,8 @@ def draw_silent(ax, group: int) -> None:
 explorer(draw_silent, static=[{"group": 2}, {"group": 8}, {"group": 32}], group=(8, 2, 64, 1))
 
 # %% [markdown]
-# Let's count them, with the policy that you have just trained (without the bonus): many samples for each of some
-# training problems.
+# Let's count them, with the policy that you've just trained without the bonus: many samples for each of some training
+# problems.
 
 # %%
 MANY, asked = 64, task.problems("train")[: pick(8, 64)]
@@ -466,9 +466,9 @@ silent_bet = bet(
 )
 
 # %% [markdown]
-# It's tempting to put {{ share:.2f }} into the formula. But we need no formula. With {{ MANY }} answers to a problem,
-# we can count how many of all groups of $G$ that could be drawn from them agree: $\binom{c}{G} + \binom{n-c}{G}$ of
-# $\binom{n}{G}$, where $c$ of $n$ are right. **Look for** the gap, and on the left for its cause.
+# You could put {{ share:.2f }} into the formula. But we can count instead. Of all groups of $G$ that could be drawn
+# from a problem's {{ MANY }} answers, these are unanimous: $\binom{c}{G} + \binom{n-c}{G}$ of $\binom{n}{G}$, where $c$
+# of $n$ are right. **Look for** whether count and formula agree, and on the left for the reason.
 
 # %% tags=["hide-input"]
 # @title Figure: silent groups
@@ -511,20 +511,20 @@ silent_bet.result(counted)
 curve = each.mean(0)
 
 # %% [markdown]
-# {{ counted:.0f }}%, where the formula at the mean gives {{ from_mean[sizes.index(GROUP)]:.0f }}%. {{ assert counted
-# > 5 + from_mean[sizes.index(GROUP)] }} The formula is right for **one** problem. But problems differ: those near an
-# end nearly always agree, and those in the middle cannot make up for it. So your accuracy does not tell how many groups
-# teach something; the spread of the problems does. Exercise 3 takes this to its limit.
+# {{ counted:.0f }}%, where the formula at the mean gives {{ from_mean[sizes.index(GROUP)]:.0f }}%. {{ assert counted >
+# 5 + from_mean[sizes.index(GROUP)] }} The formula is right for **one** problem. But problems differ: groups of very
+# hard or very easy ones are nearly always unanimous, and the problems in between can't make up for it. So your accuracy
+# doesn't tell you how many groups teach something; the spread of the problems does. Exercise 3 takes this to its limit.
 #
 # On the right, {{ len(record["results"]) }} seeds with {{ make_config().num_prompts }} prompts per step. The silent
 # share starts at {{ curve[0]:.0f }}%, falls to {{ curve.min():.0f }}% as hard problems come within reach, and rises
-# again as easy ones reach the other end. {{ assert curve.argmin() not in (0, len(curve) - 1) }}
+# again as more and more are always solved. {{ assert curve.argmin() not in (0, len(curve) - 1) }}
 #
 # **Dynamic sampling** (DAPO, Yu et al. 2025) throws silent groups away and samples other prompts until the batch is
-# full. So every step learns from a full batch, and samples more for it. Is that worth its price? Below are runs with
-# and without it, {{ load_curve("lesson03_dynamic")["setup"]["num_prompts"] }} prompts × {{
-# load_curve("lesson03_dynamic")["setup"]["num_generations"] }} answers per step, drawn twice: over steps, and over the
-# answers that were sampled for them.
+# full. So every step learns from a full batch, at the price of more samples. Is it worth that? Below are runs with and
+# without it, {{ load_curve("lesson03_dynamic")["setup"]["num_prompts"] }} prompts × {{
+# load_curve("lesson03_dynamic")["setup"]["num_generations"] }} answers per step, plotted twice: over steps, and over
+# the number of answers sampled.
 
 # %% tags=["hide-input"]
 # @title Figure: dynamic sampling, by steps and by answers
@@ -561,24 +561,24 @@ at_30 = steps.index(30)
 dear = int((price["dynamic"] >= price["16x8"][-1]).int().argmax())  # when it has sampled as much as the other ever did
 
 # %% [markdown]
-# **By steps** it is a little ahead, {{ mean_of["dynamic"][at_30]:.1f }} to {{ mean_of["16x8"][at_30]:.1f }}% at step
-# 30. {{ assert mean_of["dynamic"][at_30] > mean_of["16x8"][at_30] + 1 }} **By answers** it is far behind: {{
+# **By steps** it's a little ahead, {{ mean_of["dynamic"][at_30]:.1f }} to {{ mean_of["16x8"][at_30]:.1f }}% at step 30.
+# {{ assert mean_of["dynamic"][at_30] > mean_of["16x8"][at_30] + 1 }} **By answers** it is far behind: {{
 # price["dynamic"][dear]:,.0f }} take it to {{ mean_of["dynamic"][dear]:.1f }}%, and {{ price["16x8"][-1]:,.0f }} take
 # the run that keeps its silent groups to {{ mean_of["16x8"][-1]:.1f }}%. {{ assert mean_of["dynamic"][dear] <
-# mean_of["16x8"][-1] - 5 }} Where sampling is most of the cost, as in the step at the top of lesson 02, that is a bad
-# bargain. When does it pay? {{ price["dynamic"][at_30]:,.0f }} answers and 30 updates take it to {{
-# mean_of["dynamic"][at_30]:.1f }}%; the other run gets to {{ mean_of["16x8"][at_30 + 1]:.1f }}% with {{
-# price["16x8"][at_30 + 1]:,.0f }} answers and 35 updates. {{ assert steps[at_30 + 1] == 35 and
-# abs(mean_of["dynamic"][at_30] - mean_of["16x8"][at_30 + 1]) < 0.5 }} So five updates would have to cost more than
-# sampling {{ price["dynamic"][at_30] - price["16x8"][at_30 + 1]:,.0f }} answers, {{ (price["dynamic"][at_30] -
-# price["16x8"][at_30 + 1]) / (price["16x8"][at_30 + 1] - price["16x8"][at_30]):.1f }} times what five steps sample.
+# mean_of["16x8"][-1] - 5 }} Where sampling is most of the cost, as at the top of lesson 02, that's a bad bargain. When
+# does it pay off? {{ price["dynamic"][at_30]:,.0f }} answers and 30 updates take it to {{ mean_of["dynamic"][at_30]:.1f
+# }}%; the other run gets to {{ mean_of["16x8"][at_30 + 1]:.1f }}% with {{ price["16x8"][at_30 + 1]:,.0f }} answers and
+# 35 updates. {{ assert steps[at_30 + 1] == 35 and abs(mean_of["dynamic"][at_30] - mean_of["16x8"][at_30 + 1]) < 0.5 }}
+# So it pays off only if five updates cost more than sampling {{ price["dynamic"][at_30] - price["16x8"][at_30 + 1]:,.0f
+# }} answers, {{ (price["dynamic"][at_30] - price["16x8"][at_30 + 1]) / (price["16x8"][at_30 + 1] -
+# price["16x8"][at_30]):.1f }} times what five steps sample.
 #
 # ## 6 · Many prompts or large groups?
 #
 # A step has room for {{ make_config().num_prompts * make_config().num_generations }} answers. Large groups have a
-# better baseline and are rarely silent. Many prompts make the gradient that of the task, not of a few problems. Below
-# are five splits, {{ len(load_curve("lesson03_16x8")["results"]) }} seeds each, at half the default learning rate so
-# that they have time to come apart. {{ assert load_curve("lesson03_16x8")["setup"]["lr"] == make_config().lr / 2 }}
+# better baseline and are less often silent. With many prompts, the gradient is that of the task, not of a few problems.
+# Below are five splits, {{ len(load_curve("lesson03_16x8")["results"]) }} seeds each, at half the default learning rate
+# so that they have time to come apart. {{ assert load_curve("lesson03_16x8")["setup"]["lr"] == make_config().lr / 2 }}
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -614,17 +614,17 @@ means = torch.stack([whole[shape] for shape in SHAPES[1:4]])  # [3, evaluations]
 apart_at_most = (means.amax(0) - means.amin(0)).max().item()
 
 # %% [markdown]
-# {{ assert worst == "2 x 64" }} If you bet on `64 x 2` you had a reason: {{ quiet["64 x 2"]:.0f }}% of its pairs are
+# {{ assert worst == "2 x 64" }} If you bet on `64 x 2`, you had a reason: {{ quiet["64 x 2"]:.0f }}% of its pairs are
 # silent at first. But the other {{ 64 * (1 - quiet["64 x 2"] / 100):.0f }} pairs are as many different problems. Up to
-# step 20 they stay within {{ max(abs(lead[s]) for s in lead if s <= 20):.1f }} points of two problems whose baseline is
-# almost exact; from step 25 on they do better. {{ assert all(lead[s] > 1 if s >= 25 else abs(lead[s]) < 3 for s in
-# lead) }} From step 30 on the best seed of `2 x 64` is below the worst of the three splits in the middle. {{ assert
-# all((ends["2 x 64"].amax(0) < other.amin(0)).all() for other in middle) }} Between those three it hardly matters: all
-# along, their means stay within {{ apart_at_most:.1f }} points of each other. (One learning rate for all, tuned for
-# none.)
+# step 20 their accuracy stays within {{ max(abs(lead[s]) for s in lead if s <= 20):.1f }} points of the run on two
+# problems, whose baseline is almost exact; from step 25 on it's higher. {{ assert all(lead[s] > 1 if s >= 25 else
+# abs(lead[s]) < 3 for s in lead) }} From step 30 on the best seed of `2 x 64` is below the worst of the three splits in
+# the middle. {{ assert all((ends["2 x 64"].amax(0) < other.amin(0)).all() for other in middle) }} Between those three
+# it hardly matters: all along, their means stay within {{ apart_at_most:.1f }} points of each other. (One learning rate
+# for all, tuned for none.)
 #
-# So silence is not the thing to minimise. On this task 4, 8 or 16 answers to a prompt do about equally well. With 64 a
-# step has two problems left, and that is too few.
+# So don't minimise silence for its own sake. On this task 4, 8 or 16 answers per prompt do about equally well. With 64,
+# a step has only two problems left, and that's too few.
 #
 # ## 7 · GRPO against RLOO
 #
@@ -659,12 +659,12 @@ slow = {name: runs_of(f"lesson04_slow_{name}")[1] for name in ("grpo", "dr_grpo"
 # %% [markdown]
 # GRPO has a head start: at step 5 its worst seed is at {{ by_grpo[:, 1].min():.1f }}%, the best of RLOO and Dr. GRPO at
 # {{ max(runs[:, 1].max() for runs in others.values()):.1f }}%. {{ assert by_grpo[:, 1].min() > max(runs[:, 1].max() for
-# runs in others.values()) }} By step 10 the lead is gone. {{ assert all(by_grpo[:, 2].mean() < runs[:, 2].mean() for
-# runs in others.values()) }} Hold on to that observation. GRPO differs from RLOO in two divisions, by the deviation of
-# the group and by the length of the answer. Dr. GRPO does without both. One of the divisions makes the lead. {{ assert
-# slow["grpo"][:, 1].min() > slow["dr_grpo"][:, 1].max() and slow["grpo"][:, 4].max() < slow["dr_grpo"][:, 4].min() }}
-# [Lesson 04](04_dr_grpo.ipynb) finds out which it is. (PPO's lead at step 10 needn't be the critic's doing: it takes {{
-# make_config(algorithm="ppo").minibatches }} optimizer steps per rollout, the others one.)
+# runs in others.values()) }} {{ assert all(by_grpo[:, 2].mean() < runs[:, 2].mean() for runs in others.values()) }}
+# GRPO differs from RLOO in two divisions, by the deviation of the group and by the length of the answer. Dr. GRPO does
+# without both. {{ assert slow["grpo"][:, 1].min() > slow["dr_grpo"][:, 1].max() and slow["grpo"][:, 4].max() <
+# slow["dr_grpo"][:, 4].min() }} Which of them makes the head start, and what is it worth? [Lesson 04](04_dr_grpo.ipynb)
+# finds out. (PPO's lead at step 10 needn't be the critic's doing: it takes {{ make_config(algorithm="ppo").minibatches
+# }} optimizer steps per rollout, the others one.)
 #
 # ## Check yourself
 #
@@ -685,8 +685,8 @@ slow = {name: runs_of(f"lesson04_slow_{name}")[1] for name in ("grpo", "dr_grpo"
 # 3. The share of silent groups rises from 30 to 70% during training. Is that bad news?
 #
 # <details><summary>Answer</summary>
-# Look at the accuracy. If it has risen, the problems have become easy, and the data set is nearly used up. If it has
-# not, the policy may have collapsed to one answer for each problem.
+# Look at the accuracy. If it has risen, the problems have become easy, and the data set is nearly used up. If it
+# hasn't, the policy may have collapsed to one answer per problem.
 # </details>
 #
 # 4. Each answer is used once, but the rollout is cut into two mini-batches with an optimizer step each. Do ratio and

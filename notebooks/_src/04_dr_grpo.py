@@ -9,11 +9,11 @@
 # %% [markdown]
 # **You will learn**
 #
-# - what GRPO's two divisions do to a run, after a bet on which of two curves wins;
-# - why a mean over the tokens of an answer pays for long wrong answers: in two lines, on a coin, on a model;
+# - what GRPO's two divisions do to a run;
+# - what a mean over an answer's tokens really rewards: in two lines, on a coin, on a model;
 # - which of the two divisions decides the race, and how;
-# - which problems the other division prefers, exactly, and why nobody sees it in a curve here;
-# - what else goes by a name of its own: nine algorithms as a few switches of one loop.
+# - exactly which problems the other division prefers, and whether it shows in a curve;
+# - nine algorithms as a few switches of one loop.
 #
 # You need lessons [01](01_policy_gradient.ipynb), [02](02_ppo.ipynb) and [03](03_grpo.ipynb): your loop; the ratio and
 # the clip; the group as a baseline.
@@ -44,15 +44,15 @@ task = loop.task
 # %% [markdown]
 # ## 1 · Two divisions and a race
 #
-# Your loop became GRPO in lesson 03. A constant factor aside, it differs from lesson 01's in two places. It divides the
+# Your loop became GRPO in lesson 03. Up to a constant factor, it differs from lesson 01's in two places. It divides the
 # rewards of a group by their standard deviation, and it takes the mean over the tokens of an answer where lesson 01
 # took the sum. With $|y_i|$ for the number of tokens in answer $i$,
 #
 # $$\mathcal{L} = -\frac1N \sum_{i=1}^{N} \frac{1}{|y_i|} \sum_{t=1}^{|y_i|} A_i \log \pi_\theta(y_{i,t} \mid s_{i,t}),
 # \qquad A_i = \frac{R_i - \mathrm{mean}(R)}{\mathrm{std}(R)},$$
 #
-# mean and deviation being those of the group. (With one update per rollout every $\rho$ is 1 and the clip is idle, and
-# $\beta = 0$.) **Dr. GRPO** (Liu et al. 2025) deletes both divisions and puts a constant in place of the length:
+# with the group's mean and deviation. (With one update per rollout every $\rho$ is 1 and the clip is idle, and $\beta =
+# 0$.) **Dr. GRPO** (Liu et al. 2025) drops the deviation and puts a constant in place of the length:
 #
 # | in your loop | GRPO | Dr. GRPO |
 # | --- | --- | --- |
@@ -61,9 +61,9 @@ task = loop.task
 #
 # **Make the two deletions** in [the first exercise](../exercises/04_dr_grpo.ipynb).
 #
-# Both divisions look like harmless scaling. Here is the race: the embedded model, {{ lesson04.SLOW["steps"] }} small
-# steps (a quarter of the usual learning rate, so that we can watch), up to {{ lesson04.SLOW["max_new_tokens"] }} tokens
-# per answer, {{ len(load_curve("lesson04_slow_grpo")["results"]) }} seeds each. Nothing differs but the two switches.
+# Both divisions look like harmless scaling. Here is the race: the embedded model, {{ lesson04.SLOW["steps"] }} steps at
+# a quarter of the usual learning rate, so that we can watch; up to {{ lesson04.SLOW["max_new_tokens"] }} tokens per
+# answer; {{ len(load_curve("lesson04_slow_grpo")["results"]) }} seeds each. Only the two divisions differ.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -118,31 +118,31 @@ race_bet.result(FATES[3] if leads == [True, False] else FATES[2] if all(leads) e
 # %% [markdown]
 # At step {{ first }} GRPO is {{ ahead[first]:.1f }} points ahead, its worst seed ahead of Dr. GRPO's best. {{ assert
 # at[first]["grpo"].min() > at[first]["dr_grpo"].max() }} At step {{ worst }} it is {{ -ahead[worst]:.1f }} points
-# behind, its best seed behind Dr. GRPO's worst. {{ assert at[worst]["grpo"].max() < at[worst]["dr_grpo"].min() }}
-# At the end, after {{ last }} steps, GRPO is {{ -ahead[last]:.1f }} points behind, and its best seed is no better than
-# Dr. GRPO's worst. {{ assert ahead[last] < 0 and at[last]["grpo"].max() <= at[last]["dr_grpo"].min() }} (On the test
+# behind, its best seed behind Dr. GRPO's worst. {{ assert at[worst]["grpo"].max() < at[worst]["dr_grpo"].min() }} At
+# the end, after {{ last }} steps, GRPO is {{ -ahead[last]:.1f }} points behind, and its best seed is no better than Dr.
+# GRPO's worst. {{ assert ahead[last] < 0 and at[last]["grpo"].max() <= at[last]["dr_grpo"].min() }} (On the test
 # problems their ranges overlap, {{ assert max(seed["test"]["accuracy"] for seed in
 # load_curve("lesson04_slow_grpo")["results"]) > min(seed["test"]["accuracy"] for seed in
-# load_curve("lesson04_slow_dr_grpo")["results"]) }} so a lead of a point or two is no promise for a single run.)
+# load_curve("lesson04_slow_dr_grpo")["results"]) }} so don't count on a lead of a point or two in a single run.)
 #
-# The right panel says which division is to blame. The two variants that divide by the length run together, and so do
-# the two that don't. The deviation is never worth more than a point or so on average, the length up to four. {{
-# assert max(abs((at[s][a] - at[s][b]).mean()) for s in at for a, b in (("grpo", "no_std"), ("no_length", "dr_grpo"))) <
-# 1.1 and abs((at[40]["no_std"] - at[40]["dr_grpo"]).mean()) > 3 }} So the riddle is about the length, and it has two
-# halves: **why does it lead, and why does it lose?**
+# The right panel shows which division is to blame. The two variants that divide by the length stay together, and so do
+# the two that don't. On average the deviation never makes more than about a point's difference, the length up to four.
+# {{ assert max(abs((at[s][a] - at[s][b]).mean()) for s in at for a, b in (("grpo", "no_std"), ("no_length",
+# "dr_grpo"))) < 1.1 and abs((at[40]["no_std"] - at[40]["dr_grpo"]).mean()) > 3 }} So the riddle is about the length,
+# and it has two halves: **why does GRPO lead first, and why does it lose?**
 #
 # ## 2 · Paid by the token
 #
 # Read REINFORCE backwards. Lesson 01 showed $\nabla \mathbb{E}[R] = \mathbb{E}[R\, \nabla \log \pi(y)]$ for **any**
-# number that an answer earns. GRPO's gradient for an answer with advantage $A$ is that formula with something else in
-# the place of $R$:
+# number $R$ that an answer earns. GRPO's gradient for an answer with advantage $A$ is that formula with something else
+# in place of $R$:
 #
 # $$\mathbb{E}\Big[\frac{A}{|y|} \sum_t \nabla \log \pi(y_t \mid s_t)\Big]
 #   = \mathbb{E}\Big[\frac{A}{|y|}\, \nabla \log \pi(y)\Big]
 #   = \nabla\, \mathbb{E}\Big[\frac{A}{|y|}\Big] \quad (A \text{ a given function of } y).$$
 #
 # So this loss does not maximise what an answer earns but what it earns **per token**. A right answer ($A > 0$) does
-# better if it is short. A wrong one ($A < 0$) pays a fine of $|A|/|y|$, and can make it as small as it likes by talking
+# better if it's short. A wrong one ($A < 0$) pays a fine of $|A|/|y|$, and can make it as small as it likes by rambling
 # on. Nobody asked for either. Three ways of adding up the tokens of a batch of $N$ answers are in use:
 #
 # | sum of the token losses, divided by | who | weight of one token |
@@ -153,17 +153,18 @@ race_bet.result(FATES[3] if leads == [True, False] else FATES[2] if all(leads) e
 #
 # ## 3 · A coin that knows when to stop
 #
-# The smallest policy that has a length at all: after each token it stops with probability $q = \sigma(\theta)$, else it
-# goes on. An answer of length $L$ has $\log \pi = (L - 1) \log(1 - q) + \log q$, and the derivative of that by $\theta$
-# is $1 - qL$. Let something outside the policy decide that **all** its answers earn $A$. No length is better than
-# another, so a fair gradient is 0 on average, and the plain one is, since $\mathbb{E}[L] = 1/q$. GRPO's division makes
-# it
+# Here is the smallest policy whose answers have a length: after each token it stops with probability $q =
+# \sigma(\theta)$, else it goes on. An answer of length $L$ has $\log \pi = (L - 1) \log(1 - q) + \log q$, and its
+# derivative with respect to $\theta$ is $1 - qL$. Suppose **all** answers have the same advantage $A$, whatever their
+# length. Then no length is better than another, so a fair gradient is 0 on average. The plain one is, since
+# $\mathbb{E}[L] = 1/q$. GRPO's division makes it
 #
 # $$\mathbb{E}\Big[\frac{A}{L}(1 - qL)\Big] = A \Big(\mathbb{E}\Big[\frac1L\Big] - \frac{1}{\mathbb{E}[L]}\Big).$$
 #
-# The bracket is positive (Jensen), so $\theta$ moves with the sign of $A$: wrong answers stop less often, right ones
-# more. And DAPO's mean over the tokens of a batch? There the divisor is the sum $S$ of $N$ lengths, and the bracket
-# becomes $\mathbb{E}[N/S] - q$. The sum has a negative binomial distribution, so the bias can be added up exactly.
+# The bracket is positive (Jensen's inequality), so $\theta$ moves with the sign of $A$: if all answers are wrong they
+# stop less often, if all are right more often. And DAPO's mean over the tokens of a batch? There the divisor is the sum
+# $S$ of $N$ lengths, and the bracket becomes $\mathbb{E}[N/S] - q$. The sum has a negative binomial distribution, so
+# the bias can be added up exactly.
 
 
 # %%
@@ -188,8 +189,8 @@ display(Markdown("\n".join(table)))
 
 # %% [markdown]
 # The mean over a batch of two answers keeps {{ 100 * kept[2][2]:.0f }} to {{ 100 * kept[2][0]:.0f }}% of GRPO's bias,
-# that over 128 next to nothing. {{ assert kept[128][0] < 0.02 }} A constant has none. Now let the coin learn, once with
-# answers that are all wrong and once with answers that are all right, 16 answers per step. They begin at ten tokens on
+# the mean over 128 next to nothing. {{ assert kept[128][0] < 0.02 }} A constant has none. Now let the coin learn, once
+# with answers that are all wrong and once with answers that are all right, 16 per step. They start at ten tokens on
 # average, and the limit is 80. (Dr. GRPO's constant is 10 here and not the limit, so that its steps begin about as
 # large as those of `token_mean`.) **Look for** which bands have a direction and which only spread.
 
@@ -233,16 +234,16 @@ plt.show()
 
 # %% [markdown]
 # Under GRPO, wrong answers grow to {{ ends["GRPO", -1.0]:.0f }} tokens and right ones shrink to {{ ends["GRPO",
-# 1.0]:.1f }}. Under `token_mean` there is a small pull the same way, to {{ ends["DAPO: token_mean", -1.0]:.0f }} and {{
-# ends["DAPO: token_mean", 1.0]:.0f }}. {{ assert ends["GRPO", -1.0] > 60 > 20 > ends["DAPO: token_mean", -1.0] > 10 >
-# ends["DAPO: token_mean", 1.0] }} Under the constant they stay where they were, up to noise.
+# 1.0]:.1f }}. Under `token_mean` there's a small pull in the same directions, to {{ ends["DAPO: token_mean", -1.0]:.0f
+# }} and {{ ends["DAPO: token_mean", 1.0]:.0f }}. {{ assert ends["GRPO", -1.0] > 60 > 20 > ends["DAPO: token_mean",
+# -1.0] > 10 > ends["DAPO: token_mean", 1.0] }} Under the constant they stay where they were, up to noise.
 #
 # ## 4 · The same with a language model
 #
 # We build the coin's situation on purpose. Of eight answers to a problem, four are made to begin with filler (`{{
 # lesson04.THINK }}`), and earn 0; the other four are made to begin with the first line of the working, and earn 1. The
-# rest the model writes itself, and what it writes **changes nothing**. The openings are part of the prompts: they are
-# not trained, and their tokens are not counted. In your loop that's two more functions replaced, `roll_out` and
+# model writes the rest, and what it writes **doesn't change the reward**. The openings are part of the prompts: they
+# aren't trained, and their tokens aren't counted. In your loop, that replaces two more functions, `roll_out` and
 # `judge`.
 
 # %%
@@ -305,10 +306,10 @@ length_bet = bet(
 live = {"GRPO": run(normalized, changes.grpo, STEPS), "Dr. GRPO": run(centered, changes.dr_grpo, STEPS)}
 
 # %% [markdown]
-# The figure has your two runs as black marks, over recorded ones of {{ SETTINGS["steps"] }} steps with {{
-# len(load_curve("lesson04_isolated_grpo")["results"]) }} seeds each. Right, the control. If the fate of an opening is
-# what counts, then the same answers must shrink where the rewards are swapped; and where a coin decides what an answer
-# earns, GRPO must leave their length alone.
+# The figure shows your two runs as black marks, over recorded ones of {{ SETTINGS["steps"] }} steps with {{
+# len(load_curve("lesson04_isolated_grpo")["results"]) }} seeds each. On the right is the control. If the fate of an
+# opening is what matters, then swapping the rewards must reverse the effect; and where a coin decides what an answer
+# earns, GRPO must leave the length alone.
 
 # %% tags=["hide-input"]
 # @title Figure: answers whose fate is sealed
@@ -346,10 +347,10 @@ length_bet.result(ended_at["GRPO"])
 # Within {{ STEPS }} steps GRPO has taught these answers to run towards the limit: they have {{ ended_at["GRPO"]:.0f }}
 # tokens, and every recorded seed does the same. {{ assert ended_at["GRPO"] > 55 and min(row["filler"] for seed in
 # load_curve("lesson04_isolated_grpo")["results"] for row in seed["evals"] if row["step"] == 20) > 70 }} Under the other
-# two they wander, one seed of five far up and most of the others a little down: no bias does not mean standing still.
-# {{ assert all((sealed[name] > 30).sum() == 1 and (sealed[name] < 17).sum() >= 3 for name in ("dr_grpo", "token_mean"))
-# }} Where the same answers earn 1 they shrink to {{ sealed["grpo_swapped"].mean():.0f }} tokens. {{ assert
-# sealed["grpo_swapped"].max() < 10 }} What does it look like when a model talks itself out of a fine?
+# two they wander, one seed of five far up and most of the others a little down: without bias there's still noise. {{
+# assert all((sealed[name] > 30).sum() == 1 and (sealed[name] < 17).sum() >= 3 for name in ("dr_grpo", "token_mean")) }}
+# Where the same answers earn 1 they shrink to {{ sealed["grpo_swapped"].mean():.0f }} tokens. {{ assert
+# sealed["grpo_swapped"].max() < 10 }} What does a model write when it talks itself out of a fine?
 
 # %%
 prompt = lesson04.forced_prompts(policy, [task.problems("train")[2]])[0]
@@ -363,22 +364,22 @@ for name, (trained, _) in live.items():
 # %% [markdown]
 # **When is it fair, then?** Section 2 has the answer: GRPO climbs $\mathbb{E}[A / |y|]$. If the advantage is 0 on
 # average whatever has been written so far, $\mathbb{E}[A \mid s_t] = 0$ in every state up to the last token, then
-# $\mathbb{E}[A/|y|]$ is 0 for every policy and there is nothing to climb. That is the coin. It is not enough that the
-# reward is decided late, or at random: let the coin pay less often after filler than after working, and answers that
-# begin with filler grow, although every toss comes after the last token. The bias lives in states that do better or
-# worse than average: an opening that cannot be saved, a derailed line of thought, a problem that is nearly solved.
+# $\mathbb{E}[A/|y|]$ is 0 for every policy and there is nothing to climb. That's the coin of the right panel. A late or
+# random reward isn't enough: let the coin pay less often after filler than after working, and answers that begin with
+# filler grow, although every toss comes after the last token. The bias acts in states that do better or worse than
+# average: an opening beyond saving, a derailed line of thought, a problem that is nearly solved.
 #
 # ## 5 · Why it led, and why it lost
 #
-# Nobody forces openings in real training. But the embedded model has such states from the start. It **guesses**, with
-# `####` and a number: the shortest wrong answer there is, some five tokens. {{ assert len(policy.tokenizer("#### 12",
+# Real training forces no openings. But the embedded model gets into such states by itself. It **guesses**, with `####`
+# and a number: the shortest wrong answer there is, some five tokens. {{ assert len(policy.tokenizer("#### 12",
 # add_special_tokens=False)["input_ids"]) + 1 == 5 }} And it writes **garbage**, which goes on for {{ fmean(v for seed
-# in load_curve("lesson04_kinds_grpo")["results"] for v in seed["steps"]["garbage_length"][:5]):.0f }} (lesson 00 has
-# both). Under GRPO, at the same advantage, one token of a wrong guess is pushed down some {{ fmean(v for seed in
+# in load_curve("lesson04_kinds_grpo")["results"] for v in seed["steps"]["garbage_length"][:5]):.0f }} tokens (lesson 00
+# has both). Under GRPO, at the same advantage, one token of a wrong guess is pushed down some {{ fmean(v for seed in
 # load_curve("lesson04_kinds_grpo")["results"] for v in seed["steps"]["garbage_length"][:5]) / 5:.0f }} times as hard as
-# one of garbage. Here are the first {{ lesson04.BEGINNING["steps"] }} steps of the race, run once more with {{
-# len(load_curve("lesson04_kinds_grpo")["results"]) }} seeds, by what the answers are. On the right, from the race
-# itself, how long the wrong ones are. **Look for** what each method gets rid of, and how fast.
+# one of garbage. Here are the first {{ lesson04.BEGINNING["steps"] }} steps of the race, rerun with {{
+# len(load_curve("lesson04_kinds_grpo")["results"]) }} seeds, with the answers sorted by kind. On the right, from the
+# race itself, the length of the wrong ones. **Look for** what each method gets rid of, and how fast.
 
 # %% tags=["hide-input"]
 # @title Figure: what the two get rid of
@@ -429,19 +430,19 @@ plt.show()
 # in the garbage: its share falls. Under GRPO it **rises**, and garbage gets longer. {{ assert garbage["dr_grpo"][:,
 # -1].max() < garbage["grpo"][:, -1].min() and garbage["dr_grpo"][:, -1].mean() < garbage["dr_grpo"][:, 0].mean() and
 # garbage["grpo"][:, -1].mean() > garbage["grpo"][:, 0].mean() and garbage_length["grpo"][:, -1].min() >
-# garbage_length["grpo"][:, 0].max() + 5 }} Garbage hardly ever earns anything: between steps 30 and 60 of the race {{
+# garbage_length["grpo"][:, 0].max() + 5 }} Garbage hardly ever earns anything. Between steps 30 and 60 of the race {{
 # right_share["grpo"]:.0f }}% of GRPO's samples are right, and {{ right_share["dr_grpo"]:.0f }}% of Dr. GRPO's. {{
 # assert right_share["dr_grpo"] > right_share["grpo"] + 2 and wrong["dr_grpo"].mean(0).max() <
-# wrong["grpo"].mean(0).max() - 8 }} The deviation has no part in that. {{ assert
+# wrong["grpo"].mean(0).max() - 8 }} The deviation plays no part in that. {{ assert
 # max(fmean(seed["steps"]["reward"][30:60]) for name in ("grpo", "no_std") for seed in
 # load_curve(f"lesson04_slow_{name}")["results"]) < min(fmean(seed["steps"]["reward"][30:60]) for name in ("dr_grpo",
-# "no_length") for seed in load_curve(f"lesson04_slow_{name}")["results"]) }} **That is the loss**, as far as the
-# records show it.
+# "no_length") for seed in load_curve(f"lesson04_slow_{name}")["results"]) }} **That's why it loses**, as far as the
+# records can tell.
 #
-# So the bias does more than cost a point or two at the end: it decides which faults go and which grow. On this task an
-# answer needs some thirty tokens; a model that may write thousands gives it more room. There Liu et al. report what you
-# have seen on a coin: wrong answers go on growing long after the reward has stopped rising, and Dr. GRPO ends that at
-# about the same accuracy. A growing length alone is no evidence of deeper reasoning.
+# So the bias costs more than a point or two at the end: it decides which faults vanish and which grow. On this task an
+# answer needs some thirty tokens; with thousands, the bias has more room. There, Liu et al. report what you saw on the
+# coin: wrong answers keep growing long after the reward has stopped rising, and Dr. GRPO ends that at about the same
+# accuracy. A growing length alone is no evidence of deeper reasoning.
 #
 # ## 6 · The other division: which problems count
 #
@@ -451,9 +452,9 @@ plt.show()
 #
 # $$\frac{\nabla p}{\sqrt{p(1-p)}} = \nabla\, 2 \arcsin \sqrt p,$$
 #
-# and climbs the sum of these over prompts where Dr. GRPO climbs the number of problems that are solved (Davis and Recht
-# 2025). Problems near 0 and near 1 count more. How much more, in a group of $G$? With $k$ right answers, drawn from a
-# binomial distribution, the mean of GRPO's gradient is $c(p)\, \nabla p$ with
+# and climbs the sum of $2 \arcsin \sqrt p$ over prompts, where Dr. GRPO climbs the sum of $p$, the expected number of
+# solved problems (Davis and Recht 2025). Problems near 0 and near 1 count more. How much more, in a group of $G$? With
+# $k$ right answers, drawn from a binomial distribution, the mean of GRPO's gradient is $c(p)\, \nabla p$ with
 #
 # $$c(p) = \frac{\mathbb{E}\big[\sqrt{k(G-k)}\,\big] \sqrt{G(G-1)}}{G^2\, p(1-p)},$$
 #
@@ -486,10 +487,10 @@ explorer(draw_weight, static=[{"group": 4}, {"group": 8}, {"group": 64}], group=
 ends_of_8 = (prompt_weight(torch.tensor([1e-6, 0.5], dtype=torch.float64), 8)).tolist()
 
 # %% [markdown]
-# The curve of large groups blows up at both ends. A small group cannot: a success that is never drawn has no weight. In
-# groups of eight the hardest problems count {{ ends_of_8[0] / ends_of_8[1]:.2f }} times as much as one that is solved
-# half of the time, and no more. What does that come to on real samples? Here are sixteen answers to each of {{ pick(8,
-# 96) }} problems, with $\sum_i |A_i|$ for the weight of a group in the update:
+# The curve for large groups blows up at both ends. A small group's can't: a success that is never drawn has no weight.
+# In groups of eight the hardest problems count at most {{ ends_of_8[0] / ends_of_8[1]:.2f }} times as much as one that
+# is solved half of the time. How much is that on real samples? Here are sixteen answers to each of {{ pick(8, 96) }}
+# problems, with $\sum_i |A_i|$ as a group's weight in the update:
 
 # %%
 problems = task.problems("train")[: pick(8, 96)]
@@ -510,21 +511,21 @@ for name, (of_hard, of_easy) in share.items():
 print(f"no gradient at all: {(success == 0).sum()} of {len(problems)} never solved, {(success == 1).sum()} always")
 
 # %% [markdown]
-# This model finds most problems hard, so it is the hard end that gains, {{ share["GRPO"][0] - share["Dr. GRPO"][0]:.0f
-# }} points, and there is hardly an easy end. {{ assert share["GRPO"][0] > share["Dr. GRPO"][0] + 5 and share["GRPO"][1]
-# < 10 }} In training it made no difference that five seeds could show: with the deviation and without, the ranges of
-# test accuracy overlap at every level of difficulty, whether the length is divided by or not, at the small learning
-# rate and at the usual one. {{ assert all(max(map(min, pair)) <= min(map(max, pair)) for kind in ("default", "slow")
-# for names in (("grpo", "no_std"), ("no_length", "dr_grpo")) for level in (1, 2, 3, 4) for pair in
-# [[[seed["test"][f"accuracy_level_{level}"] for seed in load_curve(f"lesson04_{kind}_{name}")["results"]] for name in
-# names]]) }} It should show with large groups, problems that stay near 0 or 1, or rewards of very different sizes.
+# This model finds most problems hard, so the hard end gains, {{ share["GRPO"][0] - share["Dr. GRPO"][0]:.0f }} points,
+# and there's hardly an easy end. {{ assert share["GRPO"][0] > share["Dr. GRPO"][0] + 5 and share["GRPO"][1] < 10 }} In
+# training, five seeds show no difference: with the deviation and without, the ranges of test accuracy overlap at every
+# level of difficulty, with the length division and without, at the small learning rate and at the usual one. {{ assert
+# all(max(map(min, pair)) <= min(map(max, pair)) for kind in ("default", "slow") for names in (("grpo", "no_std"),
+# ("no_length", "dr_grpo")) for level in (1, 2, 3, 4) for pair in [[[seed["test"][f"accuracy_level_{level}"] for seed in
+# load_curve(f"lesson04_{kind}_{name}")["results"]] for name in names]]) }} It should show with large groups, problems
+# that stay near 0 or 1, or rewards of very different sizes.
 #
 # ## 7 · Why a constant
 #
-# Why divide by the token limit and not by the mean length of the batch, which would keep the loss at a readable size?
-# Because rows × mean length **is** the number of tokens: that is `token_mean`, whose divisor is drawn together with the
-# answers. Besides the bias of section 3, this goes wrong when a batch is processed in parts (micro-batches) and each
-# part divides by its own tokens. One answer of 10 tokens and loss 1, one of 60 and loss 0:
+# Why divide by the token limit and not by the mean length of the batch, which would keep the loss readable? Because
+# rows × mean length **is** the number of tokens: that's `token_mean`, whose divisor depends on the answers drawn.
+# Besides the bias of section 3, it goes wrong when a batch is processed in parts (micro-batches) and each divides by
+# its own number of tokens. One answer of 10 tokens and loss 1, one of 60 and loss 0:
 
 # %%
 lengths, losses = torch.tensor([10.0, 60.0]), torch.tensor([1.0, 0.0])  # losses: of each token of an answer
@@ -535,13 +536,13 @@ print(
 print(f"constant:   whole batch {sums.sum() / (2 * 80):.4f}, mean of two micro-batches {(sums / 80).mean():.4f}")
 
 # %% [markdown]
-# Which constant it is hardly matters: a factor on the loss is a factor on the gradient, and AdamW divides that by its
-# own size. Only the threshold of gradient clipping feels it.
+# The choice of constant hardly matters: it scales the gradient, and AdamW divides that by its own size. Only the
+# threshold for gradient clipping depends on it.
 #
 # ## 8 · The family
 #
 # Every algorithm of the package is a set of switches of one trainer. The table is made from
-# `rlcourse.config.ALGORITHMS`; what is not named stays at its default.
+# `rlcourse.config.ALGORITHMS`; everything else stays at its default.
 
 # %% tags=["hide-input"]
 # @title Table: nine algorithms
@@ -571,14 +572,14 @@ display(Markdown(head + "\n".join(table_row(name) for name in ALGORITHMS)))
 # You know RLOO, PPO, GRPO and Dr. GRPO from lessons 01 to 04.
 #
 # - **DAPO** (Yu et al. 2025) keeps the deviation, takes the mean over tokens, clips higher above than below, and
-#   samples again where a group has no signal.
+#   samples new prompts for groups without signal.
 # - **GSPO** (Zheng et al. 2025) has one ratio for the whole answer, the geometric mean of its tokens', and a far
 #   narrower clip range, because a mean moves far less than a single ratio.
 # - **CISPO** (MiniMax 2025) never drops a token: it caps the ratio as a weight and lets the gradient pass.
 #
 # GSPO, CISPO and DAPO's wider clip live by the ratio. With **one update per rollout** (`minibatches=1`) every ratio is
-# 1, and these switches do nothing. The package's loss on random numbers, for answers of unlike lengths, at that first
-# update:
+# 1, and these switches do nothing. The package's loss on random numbers, for answers of different lengths, at that
+# first update:
 
 # %%
 from rlcourse.advantages import group_centered, group_normalized, leave_one_out
@@ -602,11 +603,11 @@ for a, b in (("rloo", "dr_grpo"), ("grpo", "gspo"), ("dapo", "cispo"), ("grpo", 
     print(f"{a:5} and {b:8} cosine {cosine:.4f}, size {pushes[a].norm() / pushes[b].norm():.4f} to 1")
 
 # %% [markdown]
-# Three pairs have one gradient each, up to the factor $8/7$; DAPO still chooses its rows differently. {{ assert
-# all(torch.allclose(pushes[a] * f, pushes[b], atol=1e-7) for a, b, f in (("rloo", "dr_grpo", 7 / 8), ("grpo", "gspo",
-# 1), ("dapo", "cispo", 1))) }} What is left of nine names is a baseline, a deviation and a divisor. That is why Dr.
-# GRPO is the default of this package: not because of a better curve on an easy task, but because, with two divisions
-# deleted, it follows the gradient of the expected reward.
+# The first three pairs have the same gradient, up to the factor $8/7$; DAPO still chooses its rows differently. {{
+# assert all(torch.allclose(pushes[a] * f, pushes[b], atol=1e-7) for a, b, f in (("rloo", "dr_grpo", 7 / 8), ("grpo",
+# "gspo", 1), ("dapo", "cispo", 1))) }} At the first update, all that tells these six apart is a deviation and a
+# divisor. And Dr. GRPO is this package's default not because of a better curve on an easy task, but because, with two
+# divisions deleted, it follows the gradient of the expected reward.
 #
 # ## Check yourself
 #
@@ -614,7 +615,7 @@ for a, b in (("rloo", "dr_grpo"), ("grpo", "gspo"), ("dapo", "cispo"), ("grpo", 
 #    and those on the whole answers?
 #
 # <details><summary>Answer</summary>
-# A token of the long one is pushed down a tenth as hard. In sum, token by token, the two answers weigh the same, 1/N
+# A token of the long one is pushed down a tenth as hard. Summed over their tokens, the two answers weigh the same, 1/N
 # each.
 # </details>
 #
@@ -635,14 +636,14 @@ for a, b in (("rloo", "dr_grpo"), ("grpo", "gspo"), ("dapo", "cispo"), ("grpo", 
 # 4. Which problems does the division by the deviation prefer, and which does it not reach?
 #
 # <details><summary>Answer</summary>
-# Those with success rates near 0 and near 1, by a factor that small groups keep small. Groups that are all right or all
-# wrong have no gradient either way.
+# Those with success rates near 0 and near 1, by a factor that small groups keep small. It can't reach groups that are
+# all right or all wrong: they have no gradient either way.
 # </details>
 #
 # 5. A paper compares GRPO and Dr. GRPO after 20 steps and finds GRPO better. What do you ask?
 #
 # <details><summary>Answer</summary>
-# For more steps, and for accuracy of samples beside that of greedy answers. In our race both the early lead and the
+# For more steps, and for the accuracy of samples as well as greedy answers. In our race both the early lead and the
 # later loss are real; where you stop decides what you report.
 # </details>
 #

@@ -10,13 +10,13 @@
 # **You will learn**
 #
 # - that the package's training step is the loop you built, line by line;
-# - what a policy does to a verifier with a hole in it, and how such a run looks while it happens;
+# - what a policy makes of a reward, and how that looks while it happens;
 # - to read a run from its curves, and to tell failures apart;
-# - whether the program that samples is the policy that trains;
-# - how the same loop ends on a real model: it earns nothing, it collapses, it learns;
-# - which difference of two accuracies is noise.
+# - how to check that the program that samples is the policy that trains;
+# - how the same loop ends on a real model, in three runs;
+# - which differences between accuracies are noise.
 #
-# You need lessons 01 to 04: your loop, the ratio and its clip, the group as a baseline. No new algorithm comes here.
+# You need lessons 01 to 04: your loop, the ratio and its clip, the group as a baseline. There's no new algorithm here.
 
 # %%
 import inspect
@@ -51,9 +51,9 @@ PROMPTS, GROUP, LIMIT, task = loop.PROMPTS, loop.GROUP, loop.LIMIT, loop.task
 # ## 1 · You have written this already
 #
 # Here's your loop as it is after lesson 04: the reward minus the mean of its group, a clipped sum over a constant. One
-# function more is replaced. Your `roll_out` samples prompt by prompt; the package's engine draws from the same
+# more function is replaced. Your `roll_out` samples prompt by prompt; the package's engine draws from the same
 # distribution for all prompts at once, and faster. (It also draws a permutation and throws it away: the package
-# shuffles its rows at that point, and both should roll the same dice.)
+# shuffles its rows at that point, and both should draw the same random numbers.)
 
 
 # %%
@@ -74,8 +74,8 @@ def with_engine(policy, problems):
 loop.weigh, loop.loss, loop.roll_out = centered, changes.dr_grpo, with_engine
 
 # %% [markdown]
-# And this is how you train with the package if you want to keep the loop in your own hands: a `Learner` has model and
-# optimizer, and `train_step` does one step. **Your own reward function goes in as the last argument.**
+# And this is how you train with the package and keep the loop in your own hands: a `Learner` has model and optimizer,
+# and `train_step` does one step. **Its last argument is your own reward function.**
 
 
 # %%
@@ -107,8 +107,8 @@ print(f"{STEPS} steps moved the weights by {moved:.3f} in all; yours and the pac
 
 # %% [markdown]
 # {{ assert apart < 0.05 * moved and [row["reward"] for row in ours[:STEPS]] == [m["reward"] for m in theirs] }} The
-# same rewards, and the same weights but for rounding. So `train_step` must be your loop. Here's its body; on the left,
-# what it's called in your file. **Look for** the lines without a name.
+# same rewards, and the same weights but for rounding. So `train_step` does what your loop does. Here's its body, with
+# your file's names on the left. **Look for** the lines without a name.
 
 # %% tags=["hide-input"]
 # @title The source of `train_step`
@@ -140,15 +140,15 @@ print("\n".join(marked))
 assert all(words in body for words in MARKS)
 
 # %% [markdown]
-# What has no name measures (`means.add`), saves memory (a micro-batch has as many rows as fit into a number of tokens;
-# their gradients add up), or is switched off here. You can read the rest with what you know: `collect` is in
+# The lines without a name measure (`means.add`), save memory (a micro-batch has as many rows as fit into a number of
+# tokens; their gradients add up), or are switched off here. You know enough to read the rest: `collect` is in
 # `rlcourse/collect.py`, `make_batch` in `rlcourse/learner.py`, the losses in `rlcourse/losses.py`. The `for` around it
 # is `TrainingLoop` in `rlcourse/train.py`, with evaluation, checkpoints and Ctrl-C. From here on we use the package's.
 #
-# ## 2 · A verifier with a hole
+# ## 2 · Paid for sound work
 #
 # Now put the last argument to use. A reward function gets the answers of a step and the config, and returns a number
-# for each answer. Gold answers are expensive, and much can be checked without them: an answer shows its working, and a
+# for each answer. Gold answers are expensive, and you can check a lot without them: an answer shows its working, and a
 # machine can redo the sums. So a colleague proposes to pay for sound work. An answer earns 1 if it ended, announces a
 # number (`answer.formatted` says whether it did both), and **every calculation in it holds**.
 
@@ -175,7 +175,7 @@ for text in ("She has 6+8=14 beads.\n#### 14", "She has 6+8=15 beads.\n#### 15")
     print([holds(*found) for found in CALCULATION.findall(text)], repr(text))
 
 # %% [markdown]
-# It has a hole, and the policy will find it. Find it first, if you can.
+# Read `sound` the way a policy would: what earns the reward most easily?
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -217,18 +217,18 @@ for answer in answers[:: len(answers) // 4]:
     print(f"gold {answer.problem.gold:>3s}   {answer.text!r}")
 
 # %% [markdown]
-# The reward climbs to its maximum, and greedy accuracy falls from {{ start:.0f }} to {{ fell:.1f }}%. {{ assert
-# fell < start / 4 }} The answers say how. Where there is no calculation, none is wrong: `all([])` is `True`. So a guess
-# is paid like a proof, and a guess is shorter and safer. The policy did not look for a bug. Guesses were among its
-# samples from the start, they earned more often than work, and so they became more probable.
+# The reward climbs to its maximum, and greedy accuracy falls from {{ start:.0f }} to {{ fell:.1f }}%. {{ assert fell <
+# start / 4 }} The verifier has a hole, and the answers show it. Where there's no calculation, none is wrong: `all([])`
+# is `True`. So a guess is paid like a proof, and it's shorter and safer. The policy didn't look for a bug. Guesses were
+# among its samples from the start, they earned more often than work, and so they became more probable.
 #
-# The curve on the left is all you see if the verifier is your only judge. Keep a second judge that cannot be fooled in
-# the same way, and read samples. `train_step` reports `accuracy` by the task's own verifier, whatever you pay for.
+# The curve on the left is all you see if the verifier is your only judge. Keep a second judge that can't be fooled in
+# the same way, and read samples. Whatever you pay for, `train_step` also reports `accuracy` by the task's own verifier.
 #
 # ### One line closes it
 #
-# There must be a calculation, and the number that is announced must be the result of the last one. Gold answers still
-# play no part in the reward.
+# There must be a calculation, and the announced number must be the result of the last one. Gold answers still play no
+# part in the reward.
 
 
 # %%
@@ -269,14 +269,13 @@ for answer in list(fooled.values())[:2]:
 
 # %% [markdown]
 # {{ reached:.1f }}% without a single gold answer, and {{ with_gold:.1f }}% with them. {{ assert start + 20 < reached }}
-# Sound work need not be right: the green line on the left is work that is sound, answers another question, and is paid.
-# The verifier does its job because soundness and truth go together **in what this policy writes**, and nothing obliges
-# a policy to keep it so. In the first five steps {{ early:.0f }}% of the samples were paid and wrong (at least: that's
-# reward minus accuracy), in the last five {{ late:.0f }}%. {{ assert late > early }} That is how the next hole
-# announces itself, and you can see it only with a judge that is not the reward.
+# Sound work needn't be right: the green line on the left is sound work that answers another question and is paid. The
+# verifier does its job because soundness and truth go together **in what this policy writes**, and nothing keeps it
+# that way. In the first five steps {{ early:.0f }}% of the samples were paid and wrong (at least: that's reward minus
+# accuracy), in the last five {{ late:.0f }}%. {{ assert late > early }} That's how the next hole announces itself, and
+# only a judge other than the reward shows it.
 #
-# One more thing about holes. The hole is closed now; must you throw the farmed policy away? Go on from it, paid by the
-# fixed verifier:
+# The hole is closed now. Must you throw the spoiled policy away? Train it further, paid by the fixed verifier:
 
 # %%
 _, again, _ = with_package(RUN, sound_and_used, policy=farmed_policy)
@@ -288,10 +287,10 @@ print(
 )
 
 # %% [markdown]
-# In its first step {{ 100 * again[0]["reward"]:.0f }}% of the samples earn anything, and that little is enough: after
-# {{ RUN - 1 }} steps it is at {{ back[1][-1]:.1f }}%, where the fresh start was at {{ reached:.1f }}%. Training grows
-# what is still in the samples. A policy with no work left in them would not have come back at all, so go back to a
-# checkpoint from before the farming if you have one.
+# In its first step {{ 100 * again[0]["reward"]:.0f }}% of the samples earn anything, and that's enough: after {{ RUN -
+# 1 }} steps it's at {{ back[1][-1]:.1f }}%, where the fresh start was at {{ reached:.1f }}%. Training amplifies what is
+# still in the samples. With no work left in them, nothing would have brought it back, so return to a checkpoint from
+# before the damage if you have one.
 #
 # ## 3 · Reading a run
 #
@@ -300,23 +299,23 @@ print(
 # | metric | what it is | a good run | look closer when |
 # | --- | --- | --- | --- |
 # | `reward` | mean over the answers of a step | rises, then levels off | it rises and `accuracy` does not |
-# | `accuracy`, `accuracy_lenient` | right, by the strict and the lenient reading | rise together | they part |
+# | `accuracy`, `accuracy_lenient` | right, by the strict and the lenient reading | rise together | they diverge |
 # | `truncated` | share that was cut off | falls to 0 | it stays above 0.05 |
 # | `groups_without_signal` | share of groups with equal rewards | falls, rises at the end | it is 1 |
 # | `entropy` | nats per token | falls slowly | it is 0 and the reward still low |
 # | `kl` (with `kl_coef`) | k3 to the start, nats per token | grows slowly | it jumps, or stays below 1e-5 |
 # | `clip_fraction` | share of tokens that the clip stopped | below 0.05 | it is large |
-# | `grad_norm` | before it is clipped | of one size | it spikes, or is exactly 0 |
+# | `grad_norm` | before it is clipped | stays the same size | it spikes, or is exactly 0 |
 # | `mismatch_mean` | next section | as on the first day | it grows |
 #
-# The loss is missing on purpose: a group's advantages add up to 0, so its value says nothing about progress.
+# The loss is missing on purpose: its value says nothing about progress (lesson 01).
 #
 # ### Four patients
 #
-# On the left a healthy run, recorded with three seeds (line: mean, band: least to greatest), with {{
-# make_config().num_prompts }} problems per step and {{ load_curve("lesson05_healthy")["setup"]["minibatches"] }}
-# updates per rollout. Each of the others has **one** setting changed. One is paid for the wrong thing, one has a
-# learning rate a hundred times too large, one a thousand times too small, and one may write no more than {{
+# On the left is a healthy run, recorded with three seeds (line: mean, band: range), with {{ make_config().num_prompts
+# }} problems per step and {{ load_curve("lesson05_healthy")["setup"]["minibatches"] }} updates per rollout. Each of the
+# others has **one** setting changed. One is paid for the wrong thing, one has a learning rate a hundred times too
+# large, one a thousand times too small, and one may write no more than {{
 # load_curve("lesson05_truncation")["setup"]["max_new_tokens"] }} tokens. All curves are of the samples of a step,
 # before its updates, so that KL begins at rounding level. **Look for** which is which. {{ assert
 # math.isclose(load_curve("lesson05_collapse")["setup"]["lr"], 100 * make_config().lr) and
@@ -377,32 +376,33 @@ cut = by_seed(runs["A"], "truncated")[:, -5:].mean().item()
 still_kl = by_seed(runs["B"], "kl").max().item()
 
 # %% [markdown]
-# **A, too few tokens.** The reward looks merely slow, and KL looks healthy. `truncated` gives it away: {{ 100 * cut:.0f
-# }}% of the answers are cut off. {{ assert cut > 0.25 }} Raise `max_new_tokens`.
+# **A, too few tokens.** The reward merely looks slow, and the KL looks healthy. `truncated` gives it away: {{ 100 *
+# cut:.0f }}% of the answers are cut off. {{ assert cut > 0.25 }} Raise `max_new_tokens`.
 #
 # **B, nothing happens.** The reward jitters because the problems change, which looks like life. KL tells jitter from
 # learning: it stays below {{ 10.0 ** math.ceil(math.log10(still_kl)):.0e }} nats. {{ assert still_kl < 1e-4 }}
 #
-# **C, paid for the wrong thing.** Any number in the right form earns as much as the right number, and the shortest way
-# to a number is a guess. Reward up, test accuracy down to {{ min(after["C"]):.1f }} to {{ max(after["C"]):.1f }}%. {{
-# assert max(after["C"]) < 5 }}
+# **C, paid for the wrong thing.** Any number in the right form earns as much as the right one, and the shortest way to
+# a number is a guess. The reward goes up, test accuracy down to {{ min(after["C"]):.1f }} to {{ max(after["C"]):.1f
+# }}%. {{ assert max(after["C"]) < 5 }}
 #
 # **D, the learning rate.** From the third step on KL is {{ by_seed(runs["D"], "kl")[:, 2:].min():.1f }} nats per token
 # or more; the healthy runs never reach {{ math.ceil(10 * by_seed(healthy, "kl").max()) / 10:.1f }}. {{ assert
 # by_seed(runs["D"], "kl")[:, 2:].min() > 3 * by_seed(healthy, "kl").max() }} Soon hardly an answer earns anything, the
-# groups agree, and the gradient is exactly 0. {{ assert by_seed(runs["D"], "reward")[:, 12:].max() < 0.01 and
+# groups are unanimous, and the gradient is exactly 0. {{ assert by_seed(runs["D"], "reward")[:, 12:].max() < 0.01 and
 # (by_seed(runs["D"], "grad_norm")[:, 12:] == 0).float().mean() > 0.95 }} Nothing pulls such a run back. Go back to the
 # last good checkpoint and lower the learning rate, tenfold at a time.
 #
 # ## 4 · Is the program that samples the policy that trains?
 #
-# The fifth failure shows in none of these curves. The policy gradient averages over answers **drawn from the policy
-# that it differentiates**. But two programs are at work, one that samples and one that trains. They may disagree, by
-# rounding, or by a setting that only one of them knows, such as a top-k that a serving library switches on by default.
+# A fifth failure shows in none of these curves. The policy gradient averages over answers **drawn from the policy that
+# it differentiates**. But two programs are at work, one that samples and one that trains. They may disagree because of
+# rounding, or of a setting that only one of them knows, such as a top-k that a serving library switches on by default.
+# This is the *train–inference mismatch*.
 #
-# The test costs nothing. The engine keeps the log-prob of each token that it drew, and training computes it again.
-# Before any update the two must be equal. Their difference is the **mismatch**; `exp` of it is the importance ratio of
-# a loop that takes the engine's word, and should be 1.
+# The test costs next to nothing. The engine keeps the log-prob of each token that it drew, and training computes it
+# again. Before any update the two must be equal. Their difference is the **mismatch**; its `exp` is the importance
+# ratio in a loop that uses the engine's log-probs as `old`, and should be 1.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -448,24 +448,24 @@ display(Markdown("\n".join(lines)))
 assert found["both the same"].abs().max() < 1e-3 and found["top-k 5 in both"].abs().max() < 1e-3
 
 # %% [markdown]
-# bfloat16 in the engine is off by a little, to both sides, and nearly every token is well inside the clip range. {{
-# assert 100 * ((found["engine in bfloat16"].exp() - 1).abs() > 0.2).float().mean() < 0.5 }} That's what a GPU run looks
-# like where engine and training are two programs. (Lesson 11 makes the gap vanish.)
+# With bfloat16 in the engine the log-probs are off a little, in both directions, and nearly every token is well inside
+# the clip range. {{ assert 100 * ((found["engine in bfloat16"].exp() - 1).abs() > 0.2).float().mean() < 0.5 }} That's
+# what to expect on a GPU where engine and training are two programs. (Lesson 11 makes the gap vanish.)
 #
-# Top-k is another matter. It throws the tail away and shares its mass among the tokens that stay, so the engine's
-# log-prob is too high by $-\log(\text{mass kept})$ and the gap is **never above 0**. {{ assert found["top-k 5 in
-# sampling alone"].max() < 1e-3 }} A loop that takes the engine's log-probs for the old ones begins below 1: to the clip
-# that looks like a policy that has moved already, and below $1 - \varepsilon$ wrong answers are no longer made less
-# likely. (`rlcourse` takes the trainer's own, so this cannot happen.) And any loop has a biased gradient, since the
-# answers come from another distribution than the one that it differentiates.
+# Top-k is another matter. It throws the tail away and gives its mass to the tokens that stay, so the engine's log-prob
+# is too high by $-\log(\text{mass kept})$ and the gap is **never above 0**, but for rounding. {{ assert found["top-k 5
+# in sampling alone"].max() < 1e-3 }} In a loop that uses the engine's log-probs as `old`, ratios begin below 1. To the
+# clip that looks like a policy that has already moved, and below $1 - \varepsilon$ it stops making wrong answers less
+# likely. (`rlcourse` uses the trainer's own, so this can't happen.) And in any loop the gradient is biased, since the
+# answers come from another distribution than the one it differentiates.
 #
 # The remedy is one distribution for both, as in the fourth row. Where two programs can't be made to agree,
-# `sampler_correction` weights the loss by the ratio between them. Look at `mismatch_mean` first whenever an engine, a
-# precision or a library is new.
+# `sampler_correction` weights the loss by the ratio between them. Look at `mismatch_mean` first whenever you change
+# engine, precision or library.
 #
 # ## 5 · A real model, three endings
 #
-# Section 2's hole was planted. What happens on a model that nobody prepared for this course?
+# Section 2's hole was planted. What happens with a model that nobody prepared for this course?
 
 # %% tags=["hide-input"]
 # @title The records
@@ -485,16 +485,16 @@ def test_of(ending: str, key: str, after: bool) -> list[float]:
 
 
 # %% [markdown]
-# Qwen2.5-Coder-0.5B-Instruct has 0.5 B parameters, and GSM8K is {{ PROBLEMS:, }} test problems
-# from grade school. The loop is the same, with {{ real["learns"]["setup"]["num_prompts"] }} × {{
+# Qwen2.5-Coder-0.5B-Instruct has 0.5 B parameters, and GSM8K has {{ PROBLEMS:, }} test problems in grade-school
+# mathematics. The loop is the same, with {{ real["learns"]["setup"]["num_prompts"] }} × {{
 # real["learns"]["setup"]["num_generations"] }} answers per step, at most {{ real["learns"]["setup"]["max_new_tokens"]
 # }} tokens each, and a learning rate of {{ real["learns"]["setup"]["lr"]:.0e }}, because a pretrained model has more to
-# lose. What follows was recorded on one {{ real["learns"]["device"] }}. (The weights had been quantized to 5 and 8 bits
-# and dequantized, so it isn't the original checkpoint.)
+# lose. What follows was recorded on one {{ real["learns"]["device"] }}. (The weights were quantized to 5 and 8 bits and
+# dequantized, so it isn't the original checkpoint.)
 #
-# Three runs. In the first, the model is told in the system turn to end with `#### NUMBER`, and paid by the strict
-# reading, as in lesson 01. In the second it also gets 0.2 for a wrong answer in that form, to help it find the form. In
-# the third there's no bonus, but the prompt shows {{ real["learns"]["setup"]["examples"] }} worked examples.
+# There are three runs. In the first, the system prompt tells the model to end with `#### NUMBER`, and it's paid by the
+# strict reading, as in lesson 01. In the second it also gets 0.2 for a wrong answer in that form, to help it find the
+# form. In the third there's no bonus, but the prompt shows {{ real["learns"]["setup"]["examples"] }} worked examples.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -553,28 +553,28 @@ ending_bet.result(100 * sum(learned) / len(learned))
 # occasionally, and here there's nothing to amplify.
 #
 # **It collapses.** With the bonus, the reward reaches {{ formed[quickly - 1]:.2f }} at step {{ quickly }}: nearly every
-# answer has the form now, and is wrong. The work is gone. An answer had {{ test_of("collapses", "length_wrong",
+# answer has the form now, and is wrong. The work is gone. A wrong answer had {{ test_of("collapses", "length_wrong",
 # False)[0]:.0f }} tokens; now it has {{ test_of("collapses", "length_wrong", True)[0]:.0f }}, which is just enough for
 # `####`, a number and an end. {{ assert test_of("collapses", "length_wrong", True)[0] < 6 and quickly < 20 }} The
-# strict score went **up**, from 0.0 to {{ 100 * test_of("collapses", "accuracy", True)[0]:.1f }}%. The lenient one says
-# what was lost: {{ 100 * test_of("collapses", "accuracy_lenient", False)[0]:.1f }} to {{ 100 * test_of("collapses",
-# "accuracy_lenient", True)[0]:.1f }}%. It's section 2 and patient C once more, on a real model, in {{
-# real["collapses"]["results"][0]["summary"]["seconds"]["steps"]:.0f }} seconds.
+# strict score went **up**, from 0.0 to {{ 100 * test_of("collapses", "accuracy", True)[0]:.1f }}%. The lenient one
+# shows what was lost: {{ 100 * test_of("collapses", "accuracy_lenient", False)[0]:.1f }} to {{ 100 *
+# test_of("collapses", "accuracy_lenient", True)[0]:.1f }}%. It's section 2 and patient C once more, on a real model, in
+# {{ real["collapses"]["results"][0]["summary"]["seconds"]["steps"]:.0f }} seconds.
 #
 # **It learns.** Two worked examples show the form, so {{ 100 * test_of("learns", "accuracy", False)[0]:.1f }}% of the
 # answers earn something from the start. Three seeds end at {{ 100 * learned[0]:.1f }} to {{ 100 * learned[-1]:.1f }}%,
 # each in {{ seconds / 60:.1f }} minutes or less, with start-up and evaluations. {{ assert seconds < 240 and
-# len(learned) == 3 }} Strict and lenient rise together, and hardly an answer is cut off any more.
+# len(learned) == 3 }} Strict and lenient rise together, and few answers are still cut off.
 #
-# What made the difference wasn't the algorithm. It was what the first samples could earn. Before a long run, look at
-# twenty samples and at the share of groups with a signal; `rlcourse train` does both, and warns.
+# The algorithm didn't make the difference. What the first samples could earn did. Before a long run, look at twenty
+# samples and at the share of groups with a signal; `rlcourse train` does both, and warns.
 #
 # ## 6 · Which difference is noise?
 #
-# A test poses some problems and counts the right answers. If each is solved with probability $p$, the measured accuracy
+# A test counts the right answers to a number of problems. If each is solved with probability $p$, the measured accuracy
 # has the standard error $\sqrt{p\,(1-p)/\text{problems}}$, and 95% of measurements fall within 1.96 standard errors of
-# the truth. For the difference of two accuracies, each measured on problems of its own, take the root of the sum of the
-# two squares.
+# the truth. For the difference between two accuracies, each measured on its own problems, take the root of the sum of
+# the two squares.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -596,9 +596,8 @@ needed = 100 * 1.96 * math.sqrt(2) * standard_error(0.5, PROBLEMS)
 noise_bet.result(round(needed, 1))
 
 # %% [markdown]
-# Now look at what others report of a sibling of that model, Qwen2.5-0.5B-Instruct. **Look for** pairs that are further
-# apart than that. (Not for bars that do not overlap: two bars may overlap a little and still differ by more than
-# chance.)
+# Now look at what others report for a sibling of that model, Qwen2.5-0.5B-Instruct. **Look for** pairs that are further
+# apart than that. (Overlap isn't the test: two bars may overlap a little and still differ by more than chance.)
 
 # %% tags=["hide-input"]
 # @title Figure: published results with their error bars
@@ -620,13 +619,13 @@ steps_apart = [PUBLISHED["PPO"] - PUBLISHED["GRPO with LoRA"], PUBLISHED["PRIME"
 # (The first is Qwen's own, arXiv:2412.15115, the others are from verl's documentation. Prompts and readings differ.)
 #
 # Taken at face value, training helps: even the smallest gain, {{ gain:.1f }} points, exceeds the {{ needed:.1f }} that
-# chance explains. {{ assert gain > needed }} Which of the three methods is better than the next, these totals cannot
-# say: {{ steps_apart[0]:.1f }} and {{ steps_apart[1]:.1f }} points are within the noise. {{ assert max(steps_apart) <
-# needed < between }} Only the first and the last of them, {{ between:.1f }} points apart, exceed it. And that is the
-# noise of the **problems** alone. Another seed is another run: the three seeds of the healthy run above end at {{
+# chance explains. {{ assert gain > needed }} But these totals can't say which of the three methods is better than the
+# next: {{ steps_apart[0]:.1f }} and {{ steps_apart[1]:.1f }} points are within the noise. {{ assert max(steps_apart) <
+# needed < between }} Only the first and the last, {{ between:.1f }} points apart, exceed it. And that's the noise of
+# the **problems** alone. Another seed is another run: the three seeds of the healthy run above end at {{
 # ", ".join(f"{a:.1f}" for a in after["healthy"]) }}% on the same test problems.
 #
-# **With the answers problem by problem** you can do better. Most problems are solved by both or by neither and say
+# **If you have both models' answers** you can do better. Most problems are solved by both or by neither, and say
 # nothing about which is better. So take the difference problem by problem, $d = -1$, 0 or 1, with the standard error
 # $\mathrm{std}(d) / \sqrt{\text{problems}}$. Here are two policies of section 2 on the same test problems: one was paid
 # for sound work, with the hole closed, the other for the right number.
@@ -653,11 +652,11 @@ print(f"right: {a.mean():.1%} and {b.mean():.1%} of {n}; by both {both}, by neit
 print(f"difference {100 * d.mean():+.1f} points, ± {apart:.2f} if the problems differed, ± {paired:.2f} paired")
 
 # %% [markdown]
-# Pairing shrinks the interval from ± {{ apart:.1f }} to ± {{ paired:.1f }} points. Without it one would need {{ (apart
-# / paired) ** 2:.1f }} times the problems for that. {{ assert paired < 0.9 * apart }} And that's still the noise of the
-# problems alone. Each method was run once, and another seed is another run: on these problems the three seeds of the
-# healthy run end {{ spread["healthy"]:.1f }} points apart, and three of another recorded run {{ spread["strict"]:.1f
-# }}. To rank methods, repeat the runs.
+# Pairing shrinks the interval from ± {{ apart:.1f }} to ± {{ paired:.1f }} points. Without it you'd need {{ (apart /
+# paired) ** 2:.1f }} times as many problems for that. {{ assert paired < 0.9 * apart }} And that's still the noise of
+# the problems alone. Each method was run once, and another seed is another run: on these problems the three seeds of
+# the healthy run end {{ spread["healthy"]:.1f }} points apart, and three of another recorded run {{
+# spread["strict"]:.1f }}. To rank methods, repeat the runs.
 #
 # ## 7 · Run it
 #
@@ -665,25 +664,25 @@ print(f"difference {100 * d.mean():+.1f} points, ± {apart:.2f} if the problems 
 #     rlcourse train --preset h200 --model MODEL --examples 2              # train
 #     rlcourse train --resume --name RUN                                   # go on after a disconnection
 #
-# What you have then is an ordinary model folder. Any checkpoint loads in transformers, without this package. Two things
-# must be as they were in training: the chat template, and the instruction and examples of the prompt. And set `top_k=0`
-# when you sample: `generate` takes the 50 most probable tokens by default. Section 4 again: you'd measure another
-# policy than the one that you trained.
+# You get an ordinary model folder: any checkpoint loads in transformers, without this package. Two things must be as
+# they were in training: the chat template, and the prompt's instruction and examples. And set `top_k=0` when you
+# sample: by default, `generate` keeps only the 50 most probable tokens. That's section 4 again: you'd measure another
+# policy than the one you trained.
 #
 # ## Check yourself
 #
 # 1. The reward of your run went from 0.5 to 0.9 and you are pleased. What do you look at before you tell anybody?
 #
 # <details><summary>Answer</summary>
-# Accuracy in both readings, judged by something that is not the reward, on problems held out. Then some samples, with
-# your own eyes.
+# Accuracy in both readings, judged by something other than the reward, on held-out problems. Then read some samples
+# yourself.
 # </details>
 #
 # 2. You find the hole in your verifier at step 300 and close it. Why not simply go on?
 #
 # <details><summary>Answer</summary>
-# The policy has unlearned what the fixed verifier pays for. It comes back only if some samples still earn, and late. A
-# checkpoint from before the farming is cheaper.
+# The policy has unlearned what the fixed verifier pays for. It recovers only if some samples still earn, and late. A
+# checkpoint from before the damage is cheaper.
 # </details>
 #
 # 3. `clip_fraction` is exactly 0 in every step. Is something broken?
@@ -703,8 +702,9 @@ print(f"difference {100 * d.mean():+.1f} points, ± {apart:.2f} if the problems 
 # ## Exercises
 #
 # [exercises/05_full_loop.ipynb](../exercises/05_full_loop.ipynb): write the reward that a real model needs, find out
-# how kind a verifier may be, what the best of ten checkpoints is worth, which of five engines lied, and write a program
-# that reads the curves and names the failure. Then go on to [06 · Where the time goes](06_where_time_goes.ipynb).
+# how kind a verifier may be, what the best of ten checkpoints is worth, what is wrong with an engine, and write a
+# program that reads the curves and names the failure. Then go on to [06 · Where the time
+# goes](06_where_time_goes.ipynb).
 #
 # ## Further reading
 #
