@@ -636,7 +636,7 @@ harmed = [k for k in ("1", "4", "16") if max(at_end((k, "off"))) < min(at_end(("
 old_bet.result({("16",): OLD[0], ("4", "16"): OLD[1], ("1", "4", "16"): OLD[2]}.get(tuple(harmed), OLD[3]))
 for k, correction in KEYS:
     ends = at_end((k, correction))
-    print(f"lag {k:>2}, correction {correction:5}: {mean(ends):.0f}%, seeds", [f"{end:.1f}" for end in ends])
+    print(f"lag {k:>2}, correction {correction:5}: {mean(ends):.0f} %, seeds", [f"{end:.1f}" for end in ends])
 
 # %% [markdown]
 # {{ assert harmed == ["4", "16"] }} **Lag 1 costs nothing that three seeds could show**: {{ mean(at_end(("1",

@@ -22,7 +22,7 @@ COURSE = {
     "04_dr_grpo": Lesson(
         "Dr. GRPO: two biases and two deletions", 4, "delete a length, delete a deviation: what each is worth"
     ),
-    "05_full_loop": Lesson("The full loop", 3, "a verifier hacked and closed; a real model, three endings"),
+    "05_full_loop": Lesson("The full loop", 3, "a reward that can be gamed; a real model, three endings"),
     "06_where_time_goes": Lesson("Where the time goes", 4, "one division bounds a speedup before you try it"),
     "07_static_cache": Lesson(
         "From generate to one CUDA graph a step", 4, "a thousand launches become one: a CUDA graph in 20 lines"
