@@ -7,13 +7,12 @@
 # ---
 
 # %% [markdown]
-# Four exercises for [lesson 11](../notebooks/11_engine_for_rl.ipynb): convict a block manager by its trace, admit as
-# many answers as surely fit, find the request that a scheduler never finishes, and a probe that finds out which
-# operation looks at the number of rows. The first, third and fourth are puzzles. Write your code where it says
-# `# YOUR CODE HERE`, then run the cell below it. Use `torch` and the standard library: the functions must stand by
-# themselves.
+# Four exercises for [lesson 11](../notebooks/11_engine_for_rl.ipynb): audit a block manager's trace, admit as many
+# answers as surely fit, find the request that a scheduler never finishes, and write a probe for operations that depend
+# on the number of rows. The first, third and fourth are puzzles. Write your code where it says `# YOUR CODE HERE`, then
+# run the cell below it. Use only `torch` and the standard library: the functions must be self-contained.
 #
-# Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
+# Each exercise has three hints: a question, the idea, and the shape of the answer.
 
 # %%
 import itertools
@@ -34,15 +33,15 @@ print("ready")
 # A colleague's engine writes nonsense now and then, always long after the mistake. You have the trace of her block
 # manager. An entry is `[what, table, blocks]`:
 #
-# - `give`: the table gets these blocks at its end, and nobody may hold them. Blocks are numbers from 1 to `number` - 1
-#   (0 is nobody's);
+# - `give`: the table gets these blocks at its end, and nobody else may hold them yet. Blocks are numbers from 1 to
+#   `number` - 1 (0 is nobody's);
 # - `share`: the table gets these blocks, which at least one other table holds, and it does not;
-# - `write`: the table writes new tokens into these blocks. It must hold them, and no other table may: who shares a
-#   block has to copy it first;
+# - `write`: the table writes new tokens into these blocks. It must hold them, and no other table may: a table that
+#   shares a block must copy it first;
 # - `drop`: the table lets go of these blocks, each of which it must hold. They need not be all of its blocks.
 #
-# Within an entry blocks are worked on from left to right, so a block that stands twice in a `give`, `share` or `drop`
-# is wrong the second time. Tables are empty at first. Return the place of **the first entry that a right manager cannot
+# Within an entry, blocks are handled from left to right, so a block that stands twice in a `give`, `share` or `drop` is
+# wrong the second time. Tables are empty at first. Return the place of **the first entry that a correct manager can't
 # have written**, counted from 0, or -1 if all are fine.
 #
 # Here is her manager, at work on a request. Can you see it?
@@ -137,7 +136,7 @@ def audit(trace: list, number: int) -> int:
 check.q1(audit)
 
 # %% [markdown]
-# Your verdict on her trace. Who is to blame is not the entry that you found, but an earlier one.
+# Your verdict on her trace. The entry you found is where it shows. The mistake was made earlier.
 
 # %%
 if check.q1.passed:
@@ -146,9 +145,9 @@ if check.q1.passed:
 
 # %% [markdown] tags=["solution"]
 # **The crime and the clue.** Entry 11 gives `d` block 1, which `b` still reads. The mistake was made at entry 6. `drop`
-# called the blocks of `a` free although `b` shares two of them: she has no count of holders. It takes five entries
-# until one of them is given away, and one more until it is written into; only then are `b`'s tokens garbage. That is
-# why an engine is audited entry by entry: the package's tests do so after every plan, with random requests.
+# called the blocks of `a` free although `b` shares two of them: she has no count of holders. Five entries later one of
+# them is given away, and one more entry later it's written into; only then are `b`'s tokens garbage. That is why an
+# engine is audited entry by entry: the package's tests do so after every plan, with random requests.
 
 # %% [markdown]
 # ## q2 · How many may start?
@@ -156,14 +155,14 @@ if check.q1.passed:
 # ●●●○○ · 20 minutes
 #
 # The package's scheduler admits on trust and sends answers back when blocks run out. Write a cautious one. It admits
-# only what surely fits for the next `steps` steps, even if nobody ends.
+# only what surely fits for the next `steps` steps, even if no answer ends.
 #
 # - `running` `[R]` int64: tokens that each running answer has in the cache now. It holds just the blocks for them, all
 #   its own.
-# - `prompts` `[P]` int64: tokens of the prompts in line. Each has `group` answers, none of them started. They start in
-#   order, with the prompt in the cache. The blocks that a prompt **fills** are held once for its group; all else is
-#   each answer's own.
-# - `free` blocks are nobody's; a block has room for `block` tokens. At each step every row writes one token.
+# - `prompts` `[P]` int64: tokens of the prompts in the queue. Each has `group` answers, none of them started. They
+#   start in order, with the prompt in the cache. The blocks that a prompt **fills** are held once for its group; all
+#   else is each answer's own.
+# - `free` blocks belong to nobody; a block has room for `block` tokens. At each step every row writes one token.
 #
 # Return the largest number of answers that can start now, in order: if one does not fit, none after it starts. A part
 # of a group may start. There are always enough free blocks for those that run.
@@ -173,7 +172,7 @@ if check.q1.passed:
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Count blocks, never tokens: blocks for what is there in the end, less those that are there now. For an answer in line,
+# Count blocks, never tokens: blocks for what is there in the end, less those that are there now. For a waiting answer,
 # what is "there now" is what its group holds already, and the first of a group finds nothing.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
@@ -228,10 +227,10 @@ if check.q2.passed:
 
 # %% [markdown] tags=["solution"]
 # **Rows, not sums.** Each row has a last block of its own, so what counts is rounded up row by row. **Which blocks are
-# shared** is rounded *down*: a block that the prompt fills in part gets other tokens after it in each answer. **How
-# far to look.** With as many steps as an answer can be long nobody is ever sent back, and only few run. With one step
-# many start, and some are sent back. The package looks as far as to the host's next look and pays for the rest by
-# prefilling again, since most answers end early.
+# shared** is rounded *down*: a block that the prompt fills in part gets other tokens after it in each answer. **How far
+# to look.** With as many steps as an answer can be long nobody is ever sent back, and only few run. With one step many
+# start, and some are sent back. The package looks ahead only until the host checks again, and prefills again when that
+# was too bold, since most answers end early.
 
 # %% [markdown]
 # ## q3 · The request that never ends
@@ -239,20 +238,20 @@ if check.q2.passed:
 # ●●●●○ · 30 minutes
 #
 # A colleague has an idea. "When memory runs out, send back the answer that **holds most**. That frees most. And let it
-# start from nothing, so that nobody has to keep its tokens." It runs well for weeks. Then one request hangs for ever,
+# start from nothing, so that nobody has to keep its tokens." It runs well for weeks. Then one request hangs forever,
 # although each of its answers alone would fit.
 #
 # Her rule, with blocks of one token. There are `rows` answers, numbers 0 to `rows` - 1, all of the same length, and the
 # memory holds `capacity` tokens. At first all wait. A step:
 #
-# 1. Those that wait are looked at in the order of their numbers. One starts, with 0 tokens, if afterwards there would
-#    be room for one more token for each of those that run.
-# 2. As long as there is no room for one more token for each that runs, the one with the most tokens is sent back (of
-#    several, the one with the lowest number). It loses its tokens and waits.
-# 3. Each that runs gets a token.
+# 1. Waiting answers are considered in the order of their numbers. One starts, with 0 tokens, if afterwards there would
+#    be room for one more token for each running answer.
+# 2. While there's no room for one more token for each running answer, the one with the most tokens is sent back (on a
+#    tie, the lowest number). It loses its tokens and waits.
+# 3. Each running answer gets a token.
 #
-# An answer that has got as many tokens as its length has ended. Return **the smallest length at which no answer ever
-# ends**. (In the cases that are tried there is one that is not greater than `capacity`.)
+# An answer ends once it has as many tokens as its length. Return **the smallest length at which no answer ever ends**.
+# (In the cases that are tried there is one that is not greater than `capacity`.)
 #
 # <details><summary>Hint 1: a question</summary>
 # Two answers have grown side by side until the memory is full. One is sent back. How many tokens has the other when the
@@ -295,7 +294,7 @@ check.q3(shortest)
 
 # %% [markdown]
 # Your function over the memory's size. The dotted line is the memory itself: an answer below it fits alone. **Look
-# for** how much of the range between hangs for ever, and what more answers do to it.
+# for** how much of the range below it hangs forever, and what more answers do to it.
 
 # %% tags=["hide-input"]
 # @title Figure: lengths that never end
@@ -312,22 +311,22 @@ if check.q3.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **Two answers.** They fill the memory with a half each. One goes, starts again, and both grow at one rate: when the
-# memory is full, one has three quarters and the other one quarter. Now the one with three quarters is sent back. The
-# next who gets far is sent back at five eighths, the next at eleven sixteenths, and so on. Who needs more than three
-# quarters never ends. **What is missing** is somebody who is never sent back. With "the youngest goes" that is the
-# oldest: it ends, then the next one is the oldest, and the number of those that are left falls. A rule that frees more
-# at once, or looks fair, proves nothing. **Her second idea**, to throw tokens away, is what makes it hang: an answer
-# that keeps its tokens gets further each time that it runs. It can still be kept waiting for long.
+# **Two answers.** They fill the memory with a half each. One is sent back and starts again, and both grow at the same
+# rate: when the memory is full, one has three quarters and the other one quarter. Now the one with three quarters is
+# sent back. The next who gets far is sent back at five eighths, the next at eleven sixteenths, and so on. An answer
+# that needs more than three quarters never ends. **What's missing** is an answer that is never sent back. With "the
+# youngest goes" that is the oldest: it ends, then the next one is the oldest, and fewer are left. A rule that frees
+# more at once, or looks fair, proves nothing. **Her second idea**, to throw tokens away, is what makes it hang: an
+# answer that keeps its tokens gets further each time it runs, though it may still wait a long time.
 
 # %% [markdown]
 # ## q4 · Which operation looks at the number of rows?
 #
 # ●●●○○ · 20 minutes
 #
-# Sampler and trainer agree to the last bit only if no operation's results for a row depend on how many rows are beside
-# it. Write the probe. Each operation was called with the first row of a matrix alone, with the first two, and so on.
-# `results[j][i]` is what operation `j` gave for `i + 1` rows: a tensor `[i + 1, n]`, in float32 or bf16. Return for
+# Sampler and trainer agree to the last bit only if no operation's result for a row depends on how many rows are beside
+# it. Write a probe for that. Each operation was called with the first row of a matrix alone, with the first two, and so
+# on. `results[j][i]` is what operation `j` gave for `i + 1` rows: a tensor `[i + 1, n]`, in float32 or bf16. Return for
 # each operation **the smallest number of rows at which a row has other bits than it had in the call before**, 0 if
 # there is none: int64 `[operations]`. The last row of each call is new and says nothing yet.
 #
@@ -412,8 +411,8 @@ if check.q4.passed:
 
 # %% [markdown] tags=["solution"]
 # **`chain` and `tiles` never part.** They differ from each other in bits, but each has one order for any number of
-# rows, and that is all that is asked: sampler and trainer must take the *same* one of them. **`busy`** splits the sum
-# while there are few rows, to give more processors work, and changes its order at 6. **`scaled`** adds in a fixed order
-# and looks at the other rows by way of their largest number, as 8-bit formats with one scale for a tensor do: it parts
-# as soon as a larger number joins. **`library`** depends on the machine and on the sizes (lesson 11 shows a larger
-# one). Such a probe finds what reading code does not, and needs no reference: an operation is its own.
+# rows, and that's all we ask: sampler and trainer must use the *same* one. **`busy`** splits the sum while there are
+# few rows, to give more processors work, and changes its order at 6. **`scaled`** adds in a fixed order and depends on
+# the other rows through their largest number, as 8-bit formats with one scale per tensor do: it parts as soon as a
+# larger number joins. **`library`** depends on the machine and on the sizes (lesson 11 shows a larger one). Such a
+# probe finds what reading code doesn't, and needs no reference: each operation is compared with itself.

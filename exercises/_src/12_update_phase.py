@@ -7,12 +7,12 @@
 # ---
 
 # %% [markdown]
-# Seven exercises for [lesson 12](../notebooks/12_update_phase.ipynb): one wrong gradient among three, the largest
-# micro-batch that fits, log-prob and entropy without logits, what leaks in a packed row, a weight that does not move, a
-# norm to mend, and a kernel to mend. The first and the last four are puzzles. Write your code where it says `# YOUR
-# CODE HERE`, then run the cell below it. Six are functions that need `torch` alone. The seventh is a kernel: the check
-# compiles it and runs it in the interpreter, then on your GPU, if there is one. It needs CuTe DSL (Linux: `pip install
-# "rlcourse[kernels]"`).
+# Seven exercises for [lesson 12](../notebooks/12_update_phase.ipynb): find the wrong gradient among three and the
+# largest micro-batch that fits, compute log-prob and entropy without all logits, trace a leak in a packed row, count
+# the steps until a bf16 weight moves, and fix a norm and a kernel. The first and the last four are puzzles. Write your
+# code where it says `# YOUR CODE HERE`, then run the cell below it. Six are functions that need `torch` alone. The
+# seventh is a kernel: the check compiles it and runs it in the interpreter, then on your GPU, if there is one. It needs
+# CuTe DSL (Linux: `pip install "rlcourse[kernels]"`).
 #
 # Each exercise has three hints: a question, the idea, and the shape of the answer.
 
@@ -36,8 +36,8 @@ print("ready")
 #
 # ●●○○○ · 15 minutes
 #
-# Three colleagues each wrote a function of `n` numbers, and its backward pass. One of the three gradients is wrong in
-# one number, by at least 6% of that gradient's largest number. You do not have the code, only measurements: values of
+# Three colleagues each wrote a function of `n` numbers and its backward pass. One of the three gradients is wrong in
+# one number, by at least 6% of that gradient's largest number. You don't have the code, only measurements: values of
 # the functions around the point, in float32.
 #
 # - `steps` `[S]` float64: step sizes $h$, from large to small;
@@ -79,8 +79,8 @@ check.q1(wrong_gradient)
 # %% [markdown] tags=["solution"]
 # **The best step is not known, and need not be.** At its best step each right gradient is off by rounding and curvature
 # alone, much less than the mistake; the wrong one is off by its mistake at every step. So take the *worst* number (a
-# mistake may be in one place), at the *best* step, relative to the gradient's *size*. A mean would hide one wrong
-# number among thousands.
+# mistake may be in one place), at the *best* step, relative to the gradient's *size*. With more numbers than these, a
+# mean would hide a single wrong one.
 
 # %% [markdown]
 # ## q2 · What fits?
@@ -92,13 +92,13 @@ check.q1(wrong_gradient)
 # - for each of `n` parameters: its weight, its gradient (which waits from earlier micro-batches) and AdamW's two
 #   moments, all float32, and the engine's copy in bf16;
 # - activations: a row has `prompt` + `answer` tokens, and each token keeps `kept` bytes in each of `layers` layers.
-#   With `again` (checkpointing) each token keeps 4 × `hidden` bytes in each layer, and besides `kept` bytes for **one**
-#   layer: the one that is being computed again;
+#   With `again` (checkpointing) each token keeps 4 × `hidden` bytes in each layer, plus `kept` bytes for **one** layer,
+#   the one being recomputed;
 # - logits: only the answers' tokens have them, at most `chunk` tokens at a time: `vocabulary` numbers per token, in
 #   float32, in three copies.
 #
-# Return the largest number of rows that need at most `budget` bytes, 0 if not even one fits. `budget` is always enough
-# for what does not depend on the rows.
+# Return the largest number of rows that need at most `budget` bytes, or 0 if not even one fits. `budget` always covers
+# what doesn't depend on the rows.
 #
 # <details><summary>Hint 1: a question</summary>
 # Which part stops growing at some number of rows? What does one row cost before, what after?
@@ -139,7 +139,7 @@ check.q2(rows_that_fit)
 
 # %% [markdown]
 # Your function for Qwen2.5-0.5B's shape on 24 GB, over the chunk: with and without checkpointing. **Look for** where
-# the chunk matters, and where it does not.
+# the chunk matters, and where it doesn't.
 
 # %% tags=["hide-input"]
 # @title Figure: rows of a micro-batch on 24 GB
@@ -158,7 +158,7 @@ if check.q2.passed:
 # %% [markdown] tags=["solution"]
 # **A bend.** Until there are `chunk` answer tokens, each row adds its own logits; beyond, none. So with a small chunk a
 # row costs its activations only, and checkpointing allows about ten times the rows. With a large chunk the logits take
-# the room, and checkpointing only about doubles the rows. The two belong together, and the `a10g` preset has both.
+# the room, and checkpointing only about doubles the rows. The two work best together, and the `a10g` preset uses both.
 
 # %% [markdown]
 # ## q3 · Log-prob and entropy without logits
@@ -236,9 +236,10 @@ if check.q3.passed:
     print(f"largest tensor: {seen.numbers:,} numbers; a chunk's logits {20 * 1000:,}; all logits {400 * 1000:,}")
 
 # %% [markdown] tags=["solution"]
-# **One tensor of slopes.** For each token its sum over the vocabulary is 0, for both terms: adding a number to all
-# logits changes no probability. That is a test without a reference. **The forgotten half.** If you take the factor $p$
-# in $-\sum p \log p$ for a constant, you get a slope of exactly 0: an entropy bonus that does nothing, and no error.
+# **One tensor of slopes.** For each token, its sum over the vocabulary is 0 for both terms, since adding a number to
+# all logits changes no probability. That's a test without a reference. **The forgotten half.** If you take the factor
+# $p$ in $-\sum p \log p$ for a constant, you get a slope of exactly 0: an entropy bonus that does nothing, and no
+# error.
 
 # %% [markdown]
 # ## q4 · What leaks?
@@ -254,8 +255,8 @@ if check.q3.passed:
 # - `layers`: how many layers there are.
 #
 # A layer spoils a token's state if in it the token sees a token of another answer, or a state that was spoiled before
-# that layer. Once spoiled, a state stays so. The log-prob of token $t$ is computed from the last state of token $t -
-# 1$: it is spoiled if that state is, or if token $t - 1$ belongs to another answer. Return bool `[L]`: the learned
+# that layer. Once spoiled, a state stays spoiled. The log-prob of token $t$ is computed from the last state of token $t
+# - 1$: it is spoiled if that state is, or if token $t - 1$ belongs to another answer. Return bool `[L]`: the learned
 # tokens whose log-probs are spoiled. Nothing predicts token 0, so it is never among them.
 #
 # <details><summary>Hint 1: a question</summary>
@@ -294,7 +295,7 @@ check.q4(spoiled)
 
 # %% [markdown]
 # Two answers of 40 tokens each; each token sees itself and the two before; and there is one leak into the second
-# answer. **Look for** how the layers carry it on.
+# answer. **Look for** how far each layer carries it.
 
 # %% tags=["hide-input"]
 # @title Figure: one leak, layer by layer
@@ -317,31 +318,31 @@ if check.q4.passed:
 # %% [markdown] tags=["solution"]
 # **A front that moves.** With a window of three tokens a leak gets two tokens further in each layer; with full causal
 # attention two layers carry it to the rest of the answer. **Two traps.** The shift: a token that sees too much spoils
-# the prediction of the *next* one. And the first token of a text, which no mask protects: it must not be learned in a
-# packed row. Where it is a prompt's it is not learned anyway.
+# the prediction of the *next* one. And a text's first token, which no mask protects: it must not be learned in a packed
+# row. If it's a prompt's, it isn't learned anyway.
 
 # %% [markdown]
 # ## q5 · How many steps until this weight moves?
 #
 # ●●●○○ · 25 minutes
 #
-# A colleague keeps weights in bf16 and wants to save the float32 master. "I collect the steps beside each weight,
-# exactly, and add their sum as soon as it is enough to move the weight." How many steps must she collect?
+# A colleague keeps weights in bf16 and wants to save the float32 master. "I add up the steps exactly, beside each
+# weight, and apply their sum as soon as it's enough to move the weight." How many steps must she collect?
 #
 # `weights` `[n]` bf16, not 0; `step`: what each optimizer step adds, of either sign. Return int64 `[n]`: the least $k
 # \ge 1$ for which $w + k \cdot \text{step}$, rounded to bf16, is not $w$. Rounding is to the nearest number, and on a
 # tie to the one whose last bit is 0.
 #
-# One tip: `weights.view(torch.int16)` has each weight's bits as a whole number. When that number grows by one, the
-# weight becomes the next number of bf16 away from 0, whatever its sign.
+# One tip: `weights.view(torch.int16)` gives each weight's bits as an integer. Add one to it, and the weight becomes the
+# next bf16 number away from 0, whatever its sign.
 #
 # <details><summary>Hint 1: a question</summary>
-# How far is it from 1 to the next number of bf16 above it, and how far to the next below?
+# How far is it from 1 to the next bf16 number above it, and how far to the next below?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# A weight moves when the sum passes half the way to its neighbour in the direction of the step. At exactly half the way
-# it moves only if its own last bit is 1.
+# A weight moves when the sum passes halfway to its neighbour in the direction of the step. At exactly halfway it moves
+# only if its own last bit is 1.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -366,8 +367,8 @@ def steps_to_move(weights: torch.Tensor, step: float) -> torch.Tensor:
 check.q5(steps_to_move)
 
 # %% [markdown]
-# Steps of 1e-6 and weights of every size. **Look for** the weights that move at each step, and for those that do not
-# move once in a run of 200 steps.
+# Steps of 1e-6 and weights of every size. **Look for** the weights that move at every step, and for those that don't
+# move once in 200 steps.
 
 # %% tags=["hide-input"]
 # @title Figure: steps until a bf16 weight moves
@@ -392,7 +393,7 @@ if check.q5.passed:
 #
 # ●●●○○ · 20 minutes
 #
-# Some models scale by 1 + weight in a norm, so that weights begin at 0, and normalise each head by itself. This is a
+# Some models scale by 1 + weight in a norm, so that weights begin at 0, and normalise each head separately. This is a
 # colleague's backward pass, for `x` `[rows, heads, d]` and one `weight` `[d]` for all heads:
 
 
@@ -410,7 +411,7 @@ y = x * (x.square().mean(-1, keepdim=True) + 1e-3).rsqrt() * (1 + weight)
 print("her test, with the weights of a new model:", torch.allclose(hers(x.detach(), weight, g, 1e-3)[0], expected))
 
 # %% [markdown]
-# Her test passes, but fine-tuning improves less than it should. Find the fault, and write a correct version: the
+# Her test passes, but fine-tuning improves less than it should. Find the bug, and write a correct version: the
 # gradients of `x` and of `weight`, from `g` `[rows, heads, d]`, the gradient of the loss with respect to $y = s \, (1 +
 # w) \odot x$.
 #
@@ -455,21 +456,22 @@ if check.q6.passed:
 
 # %% [markdown] tags=["solution"]
 # **A test that cannot see the fault.** With weights of 0 the missing factor is 1. Test with numbers that are neither 0
-# nor 1, and all different. The mistake is small for small weights, so the loss still falls, a little less than it
-# could: a fault of this kind is found by a test of the gradient or not at all.
+# nor 1, and all different. The error is small for small weights, so the loss still falls, just less than it could. Only
+# a test of the gradient finds such a bug.
 
 # %% [markdown]
 # ## q7 · A kernel to mend
 #
 # ●●●●○ · 25 minutes
 #
-# A loss that weights all words, such as an entropy or a distance to another model's probabilities, has a gradient $g_j$
-# with respect to each probability $p_j$. For the logits $z$ this gives, like $dS$ in section 7 of the lesson,
+# A loss over all tokens of the vocabulary, such as an entropy or a distance to another model's probabilities, has a
+# gradient $g_j$ with respect to each probability $p_j$. For the logits $z$ this gives, like $dS$ in section 7 of the
+# lesson,
 #
 # $$\frac{\partial \mathcal{L}}{\partial z_j} = p_j \, \Bigl(g_j - \sum_k p_k \, g_k\Bigr) , \qquad p_j = e^{z_j -
 # \text{log\_sum}} .$$
 #
-# The forward pass has left `log_sum` of each row. A colleague's kernel gives each row to a warp:
+# The forward pass has left `log_sum` for each row. A colleague's kernel gives each row to a warp:
 
 
 # %%
@@ -521,22 +523,22 @@ def her_test(rows: int, n: int) -> str:
 print("her test, 4 rows of 64:", her_test(4, 64))
 
 # %% [markdown]
-# Her test passes, and there are **three** mistakes in her kernel. Mend them: any number of rows, any `n`, and logits of
-# any size. Call `her_test` with other numbers; where the interpreter stops, it says why.
+# Her test passes, yet her kernel has **three** bugs. Fix them: it should work for any number of rows, any `n`, and
+# logits of any size. Call `her_test` with other numbers; if the interpreter stops, it says why.
 #
 # <details><summary>Hint 1: a question</summary>
 # Which two properties do 4 rows of 64 have that 3 rows of 70 lack? And how large is $e^{z}$ for $z = 100$ in float32?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# A sum over a warp is a shuffle: all 32 lanes must come to it, equally often. How often does lane 31 run through her
-# loop if `n` is 70? The second warp of the last block may have no row. And a difference of two large numbers may be
-# taken before the power.
+# A sum over a warp is a shuffle: all 32 lanes must reach it, equally often. How often does lane 31 run through her loop
+# if `n` is 70? The second warp of the last block may have no row. And you can subtract two large numbers before you
+# exponentiate.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# One condition around everything; the first loop adds up a lane's own part, and one line after it adds up over lanes;
-# the power of a difference, and no division.
+# One condition around everything; a first loop that sums a lane's own part, and one line after it that sums over lanes;
+# the exponential of a difference, and no division.
 # </details>
 
 
@@ -581,11 +583,11 @@ class SoftmaxBackward:
 check.q7(SoftmaxBackward)
 
 # %% [markdown] tags=["solution"]
-# **The shuffle within the loop.** With 64 numbers each lane runs through it twice, and the sum of two sums over a warp
-# is right. With 70, six lanes come a third time and wait for 26 that never come: the interpreter says so, while on a
-# GPU the result is undefined. The condition on the row is no such danger, since all lanes of a warp have one row.
-# **The missing row.** An odd number of rows leaves the last block with one warp too many. **The power.** $e^{z}$ is
-# infinite in float32 from $z = 89$ on, and infinity over infinity is nan; far below 0 it is 0 over 0. Logits of a
-# trained model do get there. The difference first, and no power is above 1.
+# **The shuffle in the loop.** With 64 numbers each lane runs through it twice, and adding two warp sums is right. With
+# 70, six lanes come a third time and wait for 26 that never come: the interpreter says so, while on a GPU the result is
+# undefined. The condition on the row is safe, since all lanes of a warp have the same row. **The missing row.** An odd
+# number of rows leaves the last block with one warp too many. **The exponential.** $e^{z}$ is infinite in float32 from
+# $z = 89$ on, and infinity over infinity is nan; far below 0 it's 0 over 0. Subtract first, and no exponential exceeds
+# 1.
 #
-# One size of test found none of the three.
+# Her one test size found none of the three.

@@ -7,12 +7,12 @@
 # ---
 
 # %% [markdown]
-# Five exercises for [lesson 13](../notebooks/13_sft_and_lora.ipynb): find what is wrong with an SFT batch, keep packed
-# examples apart, share ranks out by singular values, merge adapters by hand, and predict how long RL waits for its
-# first signal. The first, third and fifth are puzzles. Write your code where it says `# YOUR CODE HERE`, then run the
-# cell below it. Use `torch` alone: the functions must stand by themselves.
+# Five exercises for [lesson 13](../notebooks/13_sft_and_lora.ipynb): find the bug in each row of an SFT batch, keep
+# packed examples apart, share out ranks by singular values, merge adapters by hand, and predict how long RL waits for
+# its first signal. The first, third and fifth are puzzles. Write your code where it says `# YOUR CODE HERE`, then run
+# the cell below it. Use only `torch`: the functions must be self-contained.
 #
-# Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
+# Each exercise has three hints: a question, the idea, and the shape of the answer.
 
 # %%
 import matplotlib.pyplot as plt
@@ -28,15 +28,15 @@ print("ready")
 #
 # ●●●○○ · 25 minutes
 #
-# Five colleagues each wrote a collator. Every loss falls, and every batch has a fault: one model never stops, another
-# has a splendid loss and answers no better. Write the test that none of them wrote.
+# Five colleagues each wrote a collator. Every loss falls, and every batch has a bug: one model never stops, another has
+# a splendid loss and answers no better. Write the test that none of them wrote.
 #
 # A batch has `ids` and `labels`, both `[rows, L]` int64, as transformers takes them: the label at place `t` is the id
-# at place `t`, or -100 if it is not learned. **The model shifts by itself**: it compares its output at `t - 1` with the
-# label at `t`. Row `i` is a prompt of `prompts[i]` tokens, an answer, its end token `eos`, and from place `lengths[i]`
-# on padding. Padding may be any token, `eos` too, and a prompt may contain `eos` where an earlier turn ended. The first
-# label that counts is the answer's first token, the last is `eos`. Each row has one fault at most. Return its number
-# for each row, int64 `[rows]`:
+# at place `t`, or -100 if it is not learned. **The model does the shift**: it compares its output at `t - 1` with the
+# label at `t`. Row `i` is a prompt of `prompts[i]` tokens, an answer, its end token `eos`, and padding from place
+# `lengths[i]` on. Padding may be any token, `eos` too, and a prompt may contain `eos` where an earlier turn ended. The
+# first label that counts is the answer's first token, the last is `eos`. Each row has one fault at most. Return its
+# number for each row, int64 `[rows]`:
 #
 # | | |
 # | --- | --- |
@@ -65,14 +65,13 @@ for ids, labels in zip(hers.tolist(), her_labels.tolist(), strict=True):
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Most faults are facts about two sets of places, those that are learned and those that should be. Two need the ids:
-# labels that are not the ids above them (ask for that one first), and a last token that is not `eos`.
+# Most faults show in two sets of places, those that are learned and those that should be. Two need the ids: labels that
+# differ from the ids above them (this one takes precedence), and a last token that isn't `eos`.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# A row of places `0, 1, 2, ...` to compare with `prompts` and `lengths`. Five bools a row, made without a loop or in
-# one; then numbers where they are true. `lengths` says where padding begins; no id does, since a
-# prompt may hold `eos` as well.
+# A row of places `0, 1, 2, ...` to compare with `prompts` and `lengths`. Five bools per row; then numbers where they
+# are true. `lengths` says where padding begins; no id does, since a prompt may hold `eos` as well.
 # </details>
 
 
@@ -108,24 +107,24 @@ if check.q1.passed:
 
 # %% [markdown] tags=["solution"]
 # **3, and 3.** She ignored every label that is the padding token, and her padding token is `eos`: common advice for
-# models that ship without one. Every end has lost its label with it. The loss is fine, the model never stops, and each
-# answer runs into the limit. What the others see: **1**, part of each step goes into writing questions, which nobody
-# asks for. **2**, nobody sees it in the text, since generation stops at the end token; but most of the loss is padding,
-# which is easy, so it looks splendid, and the answers get a smaller share of each step. **4**, the model learns to skip
-# a token: a loss that falls and never gets near the right one's. **5** hardly shows, until the first token decides how
-# an answer begins.
+# models that ship without one. So every end lost its label too. The loss is fine, the model never stops, and each
+# answer runs into the limit. The other faults look like this: **1**, part of each step goes into writing questions,
+# which nobody asks for. **2**, nobody sees it in the text, since generation stops at the end token; but most of the
+# loss is padding, which is easy, so it looks splendid, and the answers get a smaller share of each step. **4**, the
+# model learns to skip a token: its loss falls but never gets near a correct batch's. **5** hardly shows, until the
+# first token decides how an answer begins.
 
 # %% [markdown]
 # ## q2 · Keep them apart
 #
 # ●●●○○ · 25 minutes
 #
-# Several examples stand in one row of `width` places, in order, followed by padding. Example `i` has `lengths[i]`
-# tokens, of which the last `answers[i]` are its answer; without a prompt that is all of them. Return three tensors:
+# Several examples share one row of `width` places, in order, followed by padding. Example `i` has `lengths[i]` tokens,
+# of which the last `answers[i]` are its answer; without a prompt that is all of them. Return three tensors:
 #
 # - `positions` `[width]` int64, which rotary embeddings take: from 0 in each example, 0 on padding;
-# - `sees` `[width, width]` bool: whether the token at place `row` may look at the one at place `column`. A place of
-#   padding sees itself alone, since the softmax of nothing is nan;
+# - `sees` `[width, width]` bool: whether the token at place `row` may look at the one at place `column`. A padding
+#   place sees only itself, since the softmax of nothing is nan;
 # - `predicts` `[width]` bool: whether the loss counts **the output at that place**, which predicts the next token.
 #   Answer tokens are learned, and nothing is learned from another example.
 #
@@ -134,7 +133,8 @@ if check.q1.passed:
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Give every place two numbers: the example it is of, and which token of it. All three answers follow from these two.
+# Give every place two numbers: which example it belongs to, and which token of it. All three answers follow from these
+# two.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -179,19 +179,19 @@ if check.q2.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **The border.** One leak is in no mask of attention: the last token of one example predicts the first
-# of the next. With a prompt there it is not learned anyway. Without one, as in pretraining, it would be. **How many see
-# me** and **how many do I see** count places within an example from either end, so that one matrix answers all.
+# **The border.** No attention mask stops one leak: the last token of one example predicts the first of the next. If
+# that's a prompt token, it isn't learned anyway. Without a prompt, as in pretraining, it would be. **How many see me**
+# and **how many do I see** count places within an example from either end, so one matrix gives all three answers.
 
 # %% [markdown]
 # ## q3 · Who gets the ranks?
 #
 # ●●●○○ · 20 minutes
 #
-# Full fine-tuning has changed some matrices of one size. You may keep, of all the changes together, `budget` ranks: an
-# approximation of rank $r_i$ for matrix $i$, $\sum_i r_i$ = `budget`. `updates` `[matrices, rows, columns]` float32
-# holds the changes. Return the ranks, int64 `[matrices]`, for which **the sum of squares of all entries that are left
-# out** is smallest. `budget` is at most `matrices` × the smaller side. No two singular values are equal.
+# Full fine-tuning has changed some matrices of one size. You may keep `budget` ranks in all: an approximation of rank
+# $r_i$ for matrix $i$, $\sum_i r_i$ = `budget`. `updates` `[matrices, rows, columns]` float32 holds the changes. Return
+# the ranks, int64 `[matrices]`, for which **the sum of squares of all entries that are left out** is smallest. `budget`
+# is at most `matrices` × the smaller side. No two singular values are equal.
 #
 # <details><summary>Hint 1: a question</summary>
 # A matrix is cut from rank 3 to rank 2. By how much does the sum of squares that is left out grow?
@@ -199,12 +199,11 @@ if check.q2.passed:
 # <details><summary>Hint 2: the idea</summary>
 #
 # The best approximation of rank $r$ leaves out the squares of all singular values but the $r$ largest (Eckart and Young
-# 1936). So one more rank has a price of 1 and a worth that you can write down, whatever the other matrices get.
+# 1936). So one more rank costs 1 and gains an amount that you can write down, whatever the other matrices get.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# `torch.linalg.svdvals` takes all matrices at once. Then one choice over all of its numbers together, and a count of
-# who was chosen.
+# `torch.linalg.svdvals` takes all matrices at once. Then one choice among all of them together, and a count per matrix.
 # </details>
 
 
@@ -224,15 +223,15 @@ check.q3(ranks)
 # %% [markdown] tags=["solution"]
 # **One list.** The singular values of all matrices compete in one list, and the `budget` largest win. They are sorted
 # within a matrix, so none gets its third before its second. The matrix that changed most of all may deserve a single
-# rank, if its change is one direction. **What it does not say**: whether a direction with a small singular value
-# matters to the loss. Small in this norm is not unimportant, and the lesson measures the loss, too.
+# rank, if its change is one direction. **What it doesn't say** is whether a direction with a small singular value
+# matters to the loss. That's why the lesson measures the loss, too.
 
 # %% [markdown]
 # ## q4 · Merge by hand
 #
 # ●●○○○ · 15 minutes
 #
-# A weight `[rows, columns]`, in float32 or bf16, and some adapters that were trained for it, each a tuple `(A, B,
+# You get a weight `[rows, columns]`, in float32 or bf16, and some adapters trained for it, each a tuple `(A, B,
 # alpha)`: `A` `[r, columns]` and `B` `[rows, r]` float32, with a rank `r` of its own. Return the weight with all of
 # them merged: a tensor of the weight's dtype. Some adapters are small. Together they are not.
 #
@@ -285,19 +284,19 @@ if check.q4.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **Once, at the end.** bf16 keeps 8 significant bits: between 1 and 2 its steps are 1/128, and what is smaller than
-# half a step, 2⁻⁸, is gone. An adapter that trains for a long time at a low rate is of just that size. That is why the
-# package keeps weights in float32, adds there, and rounds once for the engine. **Rank and alpha.** Each adapter is
-# scaled by its own `alpha / r`. Joined into one of larger rank they still need it: the scale then goes into `B`.
+# **Once, at the end.** bf16 keeps 8 significant bits: between 1 and 2 its numbers are 1/128 apart, and anything below
+# half of that, 2⁻⁸, is gone. A small adapter is easily of that size. That's why the package keeps weights in float32,
+# adds there, and rounds once for the engine. **Rank and alpha.** Each adapter is scaled by its own `alpha / r`. If you
+# join them into one of larger rank, the scale goes into `B`.
 
 # %% [markdown]
 # ## q5 · When does RL start?
 #
 # ●●●○○ · 20 minutes
 #
-# A step of RL draws `prompts` problems, each any of the training problems with equal chance, and `group` answers to
-# each. An answer to problem $i$ is right with probability `rates[i]`, float64. A group has a signal if its answers are
-# not all right and not all wrong. Until one has, nothing changes. Return **the expected number of steps up to and
+# A step of RL draws `prompts` problems, each uniformly from the training problems, and `group` answers to each. An
+# answer to problem $i$ is right with probability `rates[i]`, float64. A group has a signal if its answers are not all
+# right and not all wrong. Until some group has one, nothing changes. Return **the expected number of steps up to and
 # including the first one in which at least one group has a signal**, as a number or a tensor without dimensions;
 # infinity if there will be none. It must be right to within one percent, even for rates of $10^{-18}$.
 #
@@ -307,8 +306,8 @@ if check.q4.passed:
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# First one group of one problem, then one group of a problem that is drawn, then a step, then the wait for a step: each
-# comes from the one before. What happens with probability $s$ each time takes $1/s$ tries.
+# First one group of one problem, then one group of a random problem, then a step, then the wait: each follows from the
+# one before. What happens with probability $s$ each time takes $1/s$ tries.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -360,5 +359,4 @@ if check.q5.passed:
 # not, and a group in which all are right has no signal either. **What helps**: for tiny rates the wait is 1 / (rate ×
 # group × prompts), so it depends only on how many answers there are in all, not on how many are in one group. Ten times
 # as many answers buy a factor of ten; a few steps of SFT bought far more in the lesson. **What the formula leaves
-# out**: the first signal is one right answer in one group. It starts learning, and does not promise that learning goes
-# on.
+# out**: the first signal is one right answer in one group. Learning may start with it and still stall.

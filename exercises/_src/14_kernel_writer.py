@@ -9,10 +9,10 @@
 # %% [markdown]
 # Four exercises for [lesson 14](../notebooks/14_kernel_writer.ipynb): cheat three judges, draw inputs that no wrong
 # program survives, design a reward that does not end in empty programs, and find the fastest program by hand. All four
-# are puzzles. Write your code where it says `# YOUR CODE HERE`, then run the cell below it. Use Python and `torch`
-# alone: the functions must stand by themselves.
+# are puzzles. Write your code where it says `# YOUR CODE HERE`, then run the cell below it. Use only Python and
+# `torch`: the functions must be self-contained.
 #
-# Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
+# Each exercise has three hints: a question, the idea, and the shape of the answer.
 
 # %%
 import matplotlib.pyplot as plt
@@ -24,7 +24,7 @@ torch.manual_seed(0)
 print("ready")
 
 # %% [markdown]
-# The language once more. A program is statements, each of them
+# Here's the language once more. A program is a list of statements, each of the form
 #
 #     [side] NAME = OP ARGS [end] KIND ;
 #
@@ -32,25 +32,24 @@ print("ready")
 # - `put`: the value is written to memory; `keep`: it stays in a register and is lost when the launch ends.
 # - `side`, before the first statement of a launch: the launch runs on another stream.
 #
-# A launch holds two tensors at once. A value is held from where it is loaded or computed to the last statement of the
-# launch that reads it, and a result may take the place of an operand that is read for the last time. A result of
-# `rowsum` or `rowmax` is one number per row and takes no room. Everything costs as in the lesson: 5 µs per launch, 7 µs
-# for each matrix that is loaded or stored, next to nothing for operations.
+# A launch holds two tensors at once. A value is held from where it's loaded or computed to the launch's last statement
+# that reads it, and a result may replace an operand that is read for the last time. The result of `rowsum` or `rowmax`
+# is one number per row and takes no room. Everything costs as in the lesson: 5 µs per launch, 7 µs for each matrix that
+# is loaded or stored, next to nothing for operations.
 #
 # ## q1 · Cheat the judge, at three levels
 #
 # ●●●○○ · 30 minutes
 #
-# You get a computation as a list of lines, each `[name, op, operand, ...]`, the last one called `y`:
-# `[["a", "add", "u", "v"], ["y", "relu", "a"]]`. The inputs are those of `u`, `v`, `w`, `x` that are read. Return a
-# program's text that the judge of the level finds right and counts as **faster than the fastest honest program**. Each
-# judge has been mended once, and not enough:
+# You get a computation as a list of lines, each `[name, op, operand, ...]`, the last one called `y`: `[["a", "add",
+# "u", "v"], ["y", "relu", "a"]]`. The inputs are those of `u`, `v`, `w`, `x` that are read. Return a program that the
+# level's judge finds right and counts as **faster than the fastest honest program**. Each judge has been fixed once,
+# and not enough:
 #
 # 1. Before your program runs, the reference has run in the same memory, and left all its values there under their
 #    names. The judge's author has heard of programs that just read `y`, so `y` alone is overwritten by `nan`.
-# 2. The clock adds up the launches of the main stream and does not wait for the side stream. Its author does not
-#    believe anyone who is faster than a copy of a matrix (one launch, one load, one store): such a program is refused.
-#    Memory is clean.
+# 2. The clock adds up the launches of the main stream and does not wait for the side stream. Its author refuses any
+#    program that is faster than a copy of a matrix (one launch, one load, one store). Memory is clean.
 # 3. The clock is honest and memory clean. The inputs on which a program is tried are positive, and have **one column**;
 #    then it is timed at the usual size. (Computations are drawn so that a cheat fits one launch.)
 #
@@ -59,8 +58,8 @@ print("ready")
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Level 1: what the reference has done you need not do. Level 2: something must be on the main stream, and it should be
-# as little as possible. Level 3: which operations give their operand back, on such inputs?
+# Level 1: you needn't repeat what the reference has done. Level 2: something must be on the main stream, and it should
+# be as little as possible. Level 3: which operations return their operand, on such inputs?
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -105,35 +104,35 @@ if check.q1.passed:
 # %% [markdown] tags=["solution"]
 # **Level 1** computes the last line from values that are still there: memory must be cleared of *everything* between
 # the reference and the program, and what clears it must not be the program's own allocator. **Level 2** moves the work
-# to where nobody looks. A limit to what is believed does not close the hole, it says how greedy a cheat may be. The
+# to where nobody looks. A limit on what's believed doesn't close the hole; it only says how greedy a cheat may be. A
 # clock outside, from before the first launch until the device is idle, closes it. **Level 3** is right on the inputs
 # that are tried and on no others; the next exercise is about that. A policy finds these cheats in the order in which
-# they turn up among its samples. Level 1 takes one slip, a line left out; level 2 a word in several places; level 3 two
-# slips at once, a line left out and another name read in its place. (In `a = add u v ; b = rowsum a ; y = mul a b`, to
-# leave `b` out alone is refused: nobody has computed it.)
+# they turn up among its samples. Level 1 takes one slip, a line left out; level 2 takes a word in several places; level
+# 3 two slips at once, a line left out and another name read in its place. (In `a = add u v ; b = rowsum a ; y = mul a
+# b`, to leave `b` out alone is refused: nobody has computed it.)
 
 # %% [markdown]
 # ## q2 · Inputs that no wrong program survives
 #
 # ●●●○○ · 30 minutes
 #
-# Close level 3. You draw the inputs on which a program is tried. For the names of the inputs and a seed return a tensor
-# `[inputs, rows, columns]` of at most 64 numbers an input. Programs run in float32. A result is right where it is
-# within 10⁻⁴ · (1 + |y|) of the reference; where the reference is not finite or beyond 10⁶ nothing is compared.
+# Close level 3. You draw the inputs on which a program is tried. For the names of the inputs and a seed, return a
+# tensor `[inputs, rows, columns]` of at most 64 numbers per input. Programs run in float32. A result is right if it's
+# within 10⁻⁴ · (1 + |y|) of the reference; where the reference isn't finite or is beyond 10⁶, nothing is compared.
 #
-# The check plants mistakes: a line that is left out, operands that are swapped or confused, a reduction of the first
-# columns alone, or one that begins at the wrong number, functions that are right for small or for large numbers alone.
-# Your inputs must expose **each** of them, and no right program may be refused. Another seed must give other numbers,
-# or a program could know the answers by heart.
+# The check plants bugs: a line left out, operands swapped or confused, a reduction over the first columns only, or one
+# that begins at the wrong number, functions that are right only for small or only for large numbers. Your inputs must
+# expose **each** of them, and no right program may be refused. Another seed must give other numbers, or a program could
+# know the answers by heart.
 #
 # <details><summary>Hint 1: a question</summary>
-# A search for the largest number of a row begins at 0 instead of −∞. In which rows does nobody notice? How many such
-# rows are there among rows of eight normal numbers?
+# A search for the largest number of a row begins at 0 instead of −∞. In which rows would you notice? How many such rows
+# are there among rows of eight normal numbers?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Each row is a test case of its own, since all operations work on rows. So rows can be of different kinds, and each
-# kind exposes something else: small ones, large ones, all positive, all negative. But not too large: what happens to
+# Each row is a test case of its own, since all operations work on rows. So make rows of different kinds, each of which
+# exposes something else: small ones, large ones, all positive, all negative. But not too large: what happens to
 # float32's digits when two large numbers cancel?
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
@@ -157,7 +156,7 @@ def trial(inputs: list[str], seed: int) -> torch.Tensor:
 check.q2(trial)
 
 # %% [markdown]
-# Your inputs, one row of squares for each row. **Look for** the kinds that you thought of.
+# Here are your inputs. **Look for** the kinds of rows that you thought of.
 
 # %% tags=["hide-input"]
 # @title Figure: your inputs
@@ -173,10 +172,9 @@ if check.q2.passed:
 # %% [markdown] tags=["solution"]
 # **Positive rows** let `relu` and `abs` pass, so some numbers must be negative; **mixed rows** let a search from 0
 # pass, so some whole rows must be negative. **Few columns** let a program pass that handles a few. **Small numbers**
-# expose a step in the place of a sigmoid, large ones a sigmoid that is flat too early. **What no inputs expose**: a
-# program that is wrong in one of 2³² cases, or one that looks at its inputs and behaves. Tests of this kind can only
-# refuse. That is why the judge of real kernels also draws its inputs after the candidate's code is loaded, in several
-# shapes.
+# expose a step in place of a sigmoid, large ones a sigmoid that's flat too early. **No inputs expose** a program that
+# is wrong in one of 2³² cases, or one that recognizes test inputs and behaves. Such tests can only refuse, never prove.
+# That is why the judge of real kernels also draws its inputs after the candidate's code is loaded, in several shapes.
 
 # %% [markdown]
 # ## q3 · Design a reward
@@ -185,12 +183,12 @@ if check.q2.passed:
 #
 # The lesson's reward suits a language in which nothing is slower than eager and no clock errs. Design one for **real
 # kernels**. You get for each program, as tensors `[N]` in float32: `compiled` and `correct`, 0 or 1, and `speedup`, as
-# it was measured. Whoever compiles is measured, right or wrong; who does not compile has 0. Return the rewards `[N]`.
+# it was measured. Every program that compiles is timed, right or wrong; the others have 0. Return the rewards `[N]`.
 #
 # A policy that learns for long ends with the kind of program whose **mean** reward is highest. The check computes these
-# means for kinds of programs and asks for the ones that you want:
+# means for several kinds of programs and demands this order:
 #
-# - an honest attempt, right in at least one of 20 cases, with half of its wrong programs compiling, or more, before the
+# - an honest attempt, right in at least one of 20 cases, with at least half of its wrong programs compiling, before the
 #   empty program that always compiles and computes nothing;
 # - right before wrong, and a first kernel that is right at a fifth of eager's speed before code that is wrong or none;
 # - faster before slower, even at a risk: 2.5 times as fast and right in three cases of four before always right and as
@@ -205,13 +203,13 @@ if check.q2.passed:
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# What is wrong must earn nothing from its speed. What is right must earn more than nothing at any speed. One wonder in
-# a hundred must not be worth more than what is real in the other 99.
+# A wrong program must earn nothing for its speed. A right one must earn something at any speed. One miracle in a
+# hundred must not be worth more than what's real in the other 99.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# A product of `correct` with a sum: a number for being right, and a function of the speed-up that rises, without ever
-# being negative, up to a limit. A part for compiling is allowed. How large may it be?
+# A product of `correct` with a sum: a number for being right, and a function of the speed-up that rises to a limit and
+# is never negative. You may also pay for compiling. How much?
 # </details>
 
 
@@ -248,20 +246,20 @@ if check.q3.passed:
 # %% [markdown] tags=["solution"]
 # **Compiling.** Let α be paid for compiling, and V on top of it for being right and as fast as eager. The empty program
 # earns α for certain. An attempt that is right in one of 20 cases, and compiles in half of the other 19, earns (1/20 +
-# 19/40) · α + V/20. So α has to be less than V/9.5: less than a tenth of what being right is worth will do, and where
-# more attempts are right or compile, so would more. Zero is the safe choice; a little helps where nothing compiles.
-# **Slow and right.** A reward that falls below 0 pays for giving up. **The limit.** Without one the mean is what the
-# clock's mistakes make it: 5,000 once in a hundred runs is 50. Of the form in hint 3, limits up to 100 put what is
-# twice as fast first. Too low, and nothing above it is learned: with β for being right, limits over 6 + β/2 are worth
-# the risk far up, and β has to be less than 2. KernelBench's authors look twice at 10 times as fast. A logarithm
-# instead of a limit makes the wonder cheap as well, but also a real gain from 4 to 7, and then a risk is not worth it.
+# 19/40) · α + V/20. So α has to be less than V/9.5: less than a tenth of what being right is worth will do, and more
+# would do where more attempts are right or compile. Zero is the safe choice; a little helps where nothing compiles.
+# **Slow and right.** A reward that falls below 0 pays for giving up. **The limit.** Without one, the clock's errors
+# make the mean: 5,000 once in a hundred runs is 50. In hint 3's form, limits up to 100 put twice as fast first. If it's
+# too low, nothing above it is learned: with β for being right, limits over 6 + β/2 are worth the risk far up, and β has
+# to be less than 2. KernelBench's authors double-check anything 10 times as fast. A logarithm instead of a limit makes
+# the miracle cheap as well, but also a real gain from 4 to 7, and then the risk isn't worth it.
 
 # %% [markdown]
 # ## q4 · The optimum by hand
 #
 # ●●●○○ · 30 minutes
 #
-# Everything in one launch is best where the registers hold it. Here they do not, as the lines are written. Find the
+# One launch for everything is best if the registers hold it. Here they don't, with the lines as written. Find the
 # fastest program for four computations, on paper:
 #
 # 1. `a = JOIN u v ; b = JOIN w x ; y = JOIN a b`
@@ -271,15 +269,16 @@ if check.q3.passed:
 #
 # `JOIN` is an operation of two matrices, `MAP` of one, `REDUCE` is `rowsum` or `rowmax`. Your function gets the number
 # of the problem and its lines as texts such as `"a = add u v"`, with operations and names that are drawn. It returns
-# the program; lines may stand in another order. The card tells the microseconds, yours and the least.
+# the program; you may reorder lines. The card shows your microseconds and the least possible.
 #
 # <details><summary>Hint 1: a question</summary>
-# Which tensors are held when problem 1 computes `b`? And when problem 2 does, if it computes `a` last but one?
+# Which tensors are held when problem 1 computes `b`? And in problem 2, if it computes `a` second to last?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Before you cut, change the order: what is long, and reads much, goes first while the registers are empty. If you must
-# cut, one value is put and loaded again, 14 µs, and a launch is 5. What else is loaded twice depends on where you cut.
+# Before you cut, change the order: the long branch that reads much goes first, while the registers are empty. If you
+# must cut, one value is put and loaded again (14 µs), and the launch costs 5. What else is loaded twice depends on
+# where you cut.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -311,6 +310,5 @@ check.q4(by_hand)
 # inputs runs while both registers are free, and leaves one result behind; in 3 it leaves one number per row, which
 # takes no room, so that `u` can stay. **4** needs `u` in both branches, and a value is loaded once in a launch and held
 # from its first to its last use. In every order three tensors are needed at some point: `u`, what the other branch has
-# left, and the result of this one. There are three places to cut at which seven matrices are moved, so several programs
-# are the fastest. A compiler that may load a value twice would do better than the language allows. Inductor and nvcc
-# are allowed to.
+# left, and this one's result. Three of the cuts move seven matrices, so several programs tie for the fastest. A
+# compiler that may load a value twice would do better than the language allows. Inductor and nvcc are allowed to.

@@ -8,12 +8,12 @@
 
 # %% [markdown]
 # Five exercises for [lesson 15](../notebooks/15_scale_out.ipynb): find out from a vector what a colleague divided by,
-# plan an all-reduce of few rounds, say which rank hangs and where, split a batch until it no longer pays, and tell how
-# old every batch is. All but the fourth are puzzles. No processes are needed: ranks are rows of tensors here. Write
-# your code where it says `# YOUR CODE HERE`, then run the cell below it. Use `torch` alone: the functions must stand by
-# themselves.
+# plan an all-reduce in few rounds, see which rank hangs and where, split a batch until it no longer pays, and compute
+# how old every batch is. All but the fourth are puzzles. You need no processes: here ranks are rows of tensors. Write
+# your code where it says `# YOUR CODE HERE`, then run the cell below it. Use only `torch`: the functions must be
+# self-contained.
 #
-# Of the three hints the first asks a question, the second has the idea, the third the shape of the answer.
+# Each exercise has three hints: a question, the idea, and the shape of the answer.
 
 # %%
 import matplotlib.pyplot as plt
@@ -42,8 +42,8 @@ print("ready")
 # | 4 | the sum over all, divided by the **rows** of all |
 # | 5 | right, then divided by the number of ranks once more |
 #
-# Where several numbers fit, return the lowest: a fault without effect is none. Vectors are right to about 1e-5, as sums
-# were taken in another order.
+# If several numbers fit, return the lowest: a mistake without effect is none. Vectors are accurate to about 1e-5, since
+# sums were taken in another order.
 #
 # Try it by eye first: two ranks, three colleagues, two numbers of each vector.
 
@@ -61,8 +61,8 @@ for name, vector in zip(("Ada  ", "Bela ", "Chris"), shown.tolist(), strict=True
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Nobody has to be reconstructed: six vectors are possible, and you can compute them all. The question is which one is
-# nearest, and what "near" means for vectors whose size you do not know.
+# You needn't work backwards: six vectors are possible, and you can compute them all. The question is which is nearest,
+# and what "near" means for vectors whose size you don't know.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -96,39 +96,38 @@ if check.q1.passed:
 
 # %% [markdown] tags=["solution"]
 # **1, 5, 0.** Ada's second number is four times too large: the 50 of rank 1 was divided by 100 tokens and by two ranks,
-# and the -30 of rank 0 by 300 and two, where each should have been divided by 400. That is not a question of scale: the
-# vector points elsewhere, and no learning rate makes up for it.
-# Ways 4 and 5 point the right way and have the wrong length. Adam hardly sees that, clipping at a norm does, and so
-# such faults live long. Way 3 looks healthy on every rank. The weights just drift apart, which the package checks
-# before it saves (`check_alike`).
+# and the -30 of rank 0 by 300 and two, where each should have been divided by 400. It isn't just scale: the vector
+# points elsewhere, and no learning rate makes up for it. Ways 4 and 5 point the right way but have the wrong length.
+# Adam hardly notices, clipping at a norm does, and so such bugs live long. Way 3 looks healthy on every rank. The
+# weights just drift apart; the package checks for that before it saves (`check_alike`).
 
 # %% [markdown]
 # ## q2 · Few rounds
 #
 # ●●●○○ · 25 minutes
 #
-# The ring sends the fewest bytes and takes $2(P-1)$ steps. A small message, such as a count, costs only latency: what
-# counts is the number of rounds. In a **round** ranks form pairs, and the two of a pair swap their sums: both then have
+# The ring sends the fewest bytes and takes $2(P-1)$ steps. A small message, such as a count, costs only latency, so
+# what matters is the number of rounds. In a **round** the ranks form pairs, and each pair swaps sums, so that both have
 # the sum of both. Plan the rounds so that in the end every rank has every rank's numbers in its sum, **exactly once**,
 # in as few rounds as possible, $\log_2 P$.
 #
-# Ranks stand on machines: `machine`, `[P]` int64, names the machine of each rank, and a name may be any integer. Every
-# machine has equally many ranks, in no order; that number and the number of machines, $m$, are powers of 2. Links
-# between machines are slow. So at most $\log_2 m$ of the rounds may have pairs on different machines. Return each
-# rank's partner, `[rounds, P]` int64.
+# Ranks run on machines: `machine`, `[P]` int64, names each rank's machine, and a name may be any integer. Every machine
+# has equally many ranks, in any order; that number and the number of machines, $m$, are powers of 2. Links between
+# machines are slow. So at most $\log_2 m$ of the rounds may have pairs on different machines. Return each rank's
+# partner, `[rounds, P]` int64.
 #
 # <details><summary>Hint 1: a question</summary>
 # Four ranks on one machine. After the first round there are two kinds of sums. Who must meet whom in the second?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Number the ranks in binary. In round $k$ those meet whose numbers differ in bit $k$ alone. Which rank has which number
+# Number the ranks in binary. In round $k$, ranks meet whose numbers differ only in bit $k$. Which rank has which number
 # is up to you: let some of the bits say the machine, and nothing else.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# An order of the ranks, machine by machine, and each rank's place in it. For each bit a row: of every rank's place with
-# one bit flipped, the rank that has this place.
+# An order of the ranks, machine by machine, and each rank's place in it. For each bit a row: flip that bit in every
+# rank's place, and look up the rank at the new place.
 # </details>
 
 
@@ -163,17 +162,17 @@ if check.q2.passed:
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **A hypercube.** Each round doubles what a rank knows, since partners have no term in common. That is recursive
-# doubling; each rank sends its whole vector in every round, $\log_2 P$ times, where the ring sends less than two
-# vectors in all. The figure has the crossing: below it rounds count, above it bytes do. Libraries such as NCCL choose
-# by size. In practice one also joins both ideas: add up within a machine, ring between machines, spread again.
+# **A hypercube.** Each round doubles what a rank knows, since partners have no term in common. This is called recursive
+# doubling. Each rank sends its whole vector in every round, $\log_2 P$ times, where the ring sends less than two
+# vectors in all. The figure shows the crossing: below it rounds count, above it bytes do. Libraries such as NCCL choose
+# by size. In practice you also combine both ideas: add up within a machine, ring between machines, spread again.
 
 # %% [markdown]
 # ## q3 · Who hangs?
 #
 # ●●●○○ · 30 minutes
 #
-# The commonest fault of a distributed program is silence: nobody crashes, nobody goes on. Every rank runs its own
+# The most common failure of a distributed program is silence: nothing crashes, nothing goes on. Every rank runs its own
 # program, step after step. Here a step is a kind and, for messages, a peer:
 #
 # | kind | |
@@ -183,10 +182,10 @@ if check.q2.passed:
 # | 2 | receives from `peer`: waits for the send |
 # | 3 | all-reduce: waits until **all** ranks are at an all-reduce |
 #
-# `kinds` and `peers` are `[ranks, steps]` int64. Return how many steps each rank gets done, int64 `[ranks]`: for a
-# program that ends well that is `steps` for all.
+# `kinds` and `peers` are `[ranks, steps]` int64. Return how many steps each rank completes, int64 `[ranks]`: for a
+# program that ends well, that's `steps` for all.
 #
-# Three that you may have written yourself. How far does each rank get?
+# Here are three programs that you may have written yourself. How far does each rank get?
 
 # %%
 WORDS = {0: "compute", 1: "send to", 2: "receive from", 3: "all-reduce"}
@@ -207,13 +206,13 @@ for name, (kinds, peers) in PROGRAMS.items():
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Play it. Keep for each rank the step it is at. As long as any rank can go on, let it. The order does not matter,
-# because every rank names the one it waits for.
+# Simulate it. Keep each rank's current step. As long as any rank can go on, let it. The order doesn't matter, because
+# every rank names the one it waits for.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
 # A list of counters and a loop that ends when a pass changed nothing. In a pass: each rank alone (kind 0), each rank
-# that sends together with its peer, and all ranks together. A rank at its end is at no step: mind the index.
+# that sends together with its peer, and all ranks together. A finished rank is at no step: mind the index.
 # </details>
 
 
@@ -260,8 +259,8 @@ if check.q3.passed:
 
 # %% [markdown] tags=["solution"]
 # **`[1, 1]`**: both wait in their send. With small messages it works, since they are buffered, and it hangs on the day
-# when the vector grows: the worst kind of fault. `isend`, or one rank that receives first, mends it. **`[1, 3]`**: rank
-# 1 is through with everything, and rank 0 waits alone. Whatever holds a collective must be called by all. **`[2, 3]`**:
+# the vector grows: the worst kind of bug. `isend`, or one rank that receives first, fixes it. **`[1, 3]`**: rank 1 is
+# through with everything, and rank 0 waits alone. Every rank must call whatever contains a collective. **`[2, 3]`**:
 # the second all-reduce of rank 1 meets another one of rank 0. Here one is left over and it hangs. If both made three,
 # they would add up different things and go on, which is worse. So a rank without a gradient must send zeros.
 
@@ -276,7 +275,7 @@ if check.q3.passed:
 # efficiency is at least `least`, as an int. ($P = 1$ has efficiency 1, and `least` is below 1.)
 #
 # <details><summary>Hint 1: a question</summary>
-# With free communication and `start_s` = 0, what is the answer?
+# If communication is free and `start_s` = 0, what's the answer?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
@@ -284,7 +283,7 @@ if check.q3.passed:
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# A function for the seconds on some ranks, and `max` over the numbers that divide and are good enough.
+# A function for the seconds on `P` ranks, and `max` over the divisors that are good enough.
 # </details>
 
 
@@ -305,9 +304,9 @@ def most_ranks(rows: int, start_s: float, row_s: float, gradient_bytes: int, byt
 check.q4(most_ranks)
 
 # %% [markdown] tags=["solution"]
-# **The start is what kills it.** $P$ ranks pay it $P$ times. A faster link does not help there; a larger batch does,
-# and so does whatever makes the start cheaper (lessons 07 and 10: it is mostly decode steps that read all weights for a
-# few rows). That is why "equal work in all" and "equal work a rank" are two benchmarks, and why you ask of anybody's
+# **The start kills it.** $P$ ranks pay it $P$ times. A faster link doesn't help there; a larger batch does, and so does
+# a cheaper start (lessons 07 and 10: it's mostly decode steps that read all weights for a few rows). That's why "equal
+# work in all" (strong scaling) and "equal work a rank" (weak scaling) are two benchmarks, and why you should ask of any
 # figure which of the two it is.
 
 # %% [markdown]
@@ -316,10 +315,10 @@ check.q4(most_ranks)
 # ●●●○○ · 25 minutes
 #
 # A sampler and a trainer run side by side. Batch $i$ takes `sample_s[i]` seconds to sample and `train_s[i]` to train
-# on. The sampler takes batches in order, one at a time, each with **the newest weights there are when its sampling
+# on. The sampler takes batches in order, one at a time, each with **the newest weights available when its sampling
 # begins**. Batch $i$ may not begin before update $i - 1 -$ `ahead` has ended; otherwise the sampler never rests. (With
-# `ahead` = 0 that is the plain loop.) Update $i$ begins when batch $i$ is sampled and update $i - 1$ has ended, and new
-# weights are there at its end, for a batch that begins at that very moment, too.
+# `ahead` = 0 that's the plain loop.) Update $i$ begins when batch $i$ is sampled and update $i - 1$ has ended, and its
+# weights are available from its end on, even to a batch that begins at that very moment.
 #
 # Return each batch's **age**, int64 `[batches]`: of the updates 0 to $i-1$, how many were not yet in the weights that
 # sampled batch $i$.
@@ -358,7 +357,7 @@ def ages(sample_s: torch.Tensor, train_s: torch.Tensor, ahead: int) -> torch.Ten
 check.q5(ages)
 
 # %% [markdown]
-# The age over the speed of the sampler. **Look for** what a slow sampler makes of a large `ahead`.
+# The age over the speed of the sampler. **Look for** what a large `ahead` does with a slow sampler.
 
 # %% tags=["hide-input"]
 # @title Figure: the mean age of 60 batches
@@ -378,6 +377,5 @@ if check.q5.passed:
 # %% [markdown] tags=["solution"]
 # **`ahead` is a bound, not the age.** If the sampler is the slower one, batches are about one update old whatever you
 # allow, and the queue is empty. If the trainer is, each batch is as old as you allow, and being further ahead buys
-# nothing but age: one batch ahead keeps the trainer as busy. What a larger bound is good for are times that vary, when
-# now and then one batch takes long. And whoever sees ages at the bound should move a GPU from the sampler to the
-# trainer.
+# nothing but age: one batch ahead keeps the trainer as busy. A larger bound helps when times vary and an occasional
+# batch takes long. And if your ages sit at the bound, move a GPU from the sampler to the trainer.

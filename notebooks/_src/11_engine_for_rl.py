@@ -9,18 +9,18 @@
 # %% [markdown]
 # **You will learn**
 #
-# - to keep the cache of many answers in blocks: a block table by hand, in 25 lines, and the package's;
+# - to keep the KV cache of many answers in blocks, with a block table written by hand in 25 lines;
 # - to read a schedule: who runs when, and who is preempted when the blocks run out;
 # - what the answers to one prompt can share, and what an update of the weights makes worthless;
-# - why sampler and trainer give the same token two numbers, and which order of adding gives one;
-# - what a ratio that isn't 1 does to training.
+# - why sampler and trainer give the same token different log-probs, and how to make them bitwise equal;
+# - what that mismatch does to training.
 #
 # You need [lesson 07](07_static_cache.ipynb), sections 5 and 7, [lesson 02](02_ppo.ipynb) for the importance ratio,
-# [lesson 04](04_dr_grpo.ipynb) for GSPO, and [lesson 05](05_full_loop.ipynb), section 4. Sections 1 to 6 are an
-# engine's, 7 and 8 its numbers; you can read either half alone.
+# [lesson 04](04_dr_grpo.ipynb) for GSPO, and [lesson 05](05_full_loop.ipynb), section 4. Sections 1 to 6 are about the
+# engine, 7 and 8 about its numbers; you can read either half alone.
 #
-# An engine that serves chats and one that samples for training do the same work under different rules. In training many
-# answers have the same prompt, the weights change after every rollout, and the log-probs go into a loss.
+# An engine that serves chats and one that samples for training do the same work under different rules. In training,
+# many answers have the same prompt, the weights change after every rollout, and the log-probs go into a loss.
 
 # %%
 import copy
@@ -53,10 +53,10 @@ prompts = [policy.prompt(p.question) for p in task.problems("train")[:16]]
 # %% [markdown]
 # ## 1 · Paging by hand
 #
-# The static cache of lesson 07 has room for the longest answer in every row. Most answers are short, so most of the
-# room stays empty, and the room, not the arithmetic, limits how many answers run at once. *Paging* (Kwon et al. 2023)
-# takes the idea from operating systems. The memory is cut into **blocks** of a few tokens. An answer gets a block when
-# it needs one, wherever one is free, and a **table** says which block holds its next tokens. All of the bookkeeping:
+# The static cache of lesson 07 reserves room for the longest answer in every row. Most answers are short, so most of it
+# stays empty, and memory, not arithmetic, limits how many answers run at once. *Paging* (Kwon et al. 2023) takes the
+# idea from operating systems. The memory is cut into **blocks** of a few tokens. An answer gets a block when it needs
+# one, wherever one is free, and a **block table** says where its tokens are. Here's all the bookkeeping:
 
 
 # %%
@@ -99,9 +99,9 @@ for name, table in blocks.tables.items():
 print("holders:", blocks.holders, " free:", blocks.free)
 
 # %% [markdown]
-# The blocks of `a` and `b` are interleaved, and that does not matter. `c` shares the one block that its prompt
-# of 6 tokens **fills**. The next one is partly filled: `a` writes its own tokens after the prompt's last two, so `c`
-# needs a block of its own, and the two tokens are copied there.
+# The blocks of `a` and `b` are interleaved, and that doesn't matter. `c` shares the one block that its prompt of 6
+# tokens **fills**. The next one is partly filled: `a` writes its own tokens after the prompt's last two, so `c` needs a
+# block of its own, and the two tokens are copied there.
 #
 # Attention reads through the table. Does anything change in what it computes?
 
@@ -123,9 +123,10 @@ print("through the table, the same bits:", torch.equal(attend(q, *found), attend
 assert torch.equal(attend(q, *found), attend(q, k, v))
 
 # %% [markdown]
-# Here the entries are gathered first. A kernel does not: it looks up the number of a block and reads it where it is.
+# Here the entries are gathered first. A kernel skips that: it looks up each block's number and reads the block in
+# place.
 #
-# **Explore** the room of six answers to two prompts of 11 tokens. Each row is a table; its numbers are blocks. Full
+# **Explore** the blocks of six answers to two prompts of 11 tokens. Each row is a table; its numbers are blocks. Full
 # colour holds a token, pale colour is reserved and empty, orange is shared. The dotted line is what a static cache
 # reserves. Try blocks of 1 token, and of 16. What does each cost?
 
@@ -169,14 +170,12 @@ explorer(
 )
 
 # %% [markdown]
-# Small blocks waste little room and need long tables. The last block of an answer is half empty on average, which costs
-# more when blocks are large, and fewer prompts fill a large block that could be shared. The package's blocks have {{
-# BLOCK_TOKENS }} tokens because that is a tile of its attention kernel. So paging does not change the order in which
-# anything is added, which section 7 needs.
+# Small blocks waste little room but need long tables. An answer's last block is half empty on average, so large blocks
+# waste more, and fewer prompts fill a block that can be shared. The package's blocks have {{ BLOCK_TOKENS }} tokens
+# because that's a tile of its attention kernel. So paging doesn't change the order of any sum, which section 7 needs.
 #
-# Now the package's own. `BlockManager` is the class above with three things more: block 0 is nobody's, so that a slot
-# without work has a place to write to; full blocks of prompts are found again by their tokens; and it knows which
-# weights wrote them.
+# Now the package's own `BlockManager`. It adds three things: block 0 belongs to nobody, so that an idle slot has
+# somewhere to write; full prompt blocks can be found again by their tokens; and it knows which weights wrote them.
 
 # %%
 manager = BlockManager(num_blocks=13, block_tokens=4)
@@ -191,13 +190,13 @@ print("all let go · still findable", list(manager.unused), "· available", mana
 print("tokens of a block in the package:", BLOCK_TOKENS)
 
 # %% [markdown]
-# What nobody holds and somebody may ask for again is kept until its room is needed. That is a *prefix cache*.
+# A block that nobody holds but somebody may ask for again is kept until its room is needed. That's a *prefix cache*.
 #
 # ## 2 · A schedule
 #
-# The **scheduler** decides who runs. Answers wait in a line. One is admitted when there are blocks for its prompt; all
-# that run grow by one token per step; one that has ended gives its blocks back. What does that gain when most answers
-# are short?
+# The **scheduler** decides who runs. Answers wait in a queue. One is admitted when there are blocks for its prompt;
+# each running answer grows by one token per step; a finished one gives its blocks back. What does that gain when most
+# answers are short?
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -209,8 +208,8 @@ fit_bet = bet(
 )
 
 # %% [markdown]
-# The package's `Scheduler` makes plans and knows nothing of GPUs. Its other half, here, is a device that samples
-# nothing and counts:
+# The package's `Scheduler` makes plans and knows nothing about GPUs. Here a fake device carries them out: it samples
+# nothing and counts.
 
 
 # %%
@@ -267,8 +266,8 @@ runs = {
 print(f"{BUDGET} blocks; {N} skewed answers, median {sorted(skewed)[N // 2]}, mean {sum(skewed) / N:.0f} tokens")
 
 # %% [markdown]
-# Left: {{ N // 4 }} answers of 256 tokens. Right: the {{ N }} skewed ones. **Look for** the height of the right
-# picture above the dotted line, its tail, and how the rows on the left fall while all blocks are in use.
+# Left: {{ N // 4 }} answers of 256 tokens. Right: the {{ N }} skewed ones. **Look for** the height and the tail of the
+# right picture, and for how the rows on the left fall while all blocks are in use.
 
 # %% tags=["hide-input"]
 # @title Figure: rows that run, blocks in use
@@ -309,15 +308,15 @@ own /= sum(busy)
 fit_bet.result(min(HOW_MANY, key=lambda said: abs(int(said.split()[1]) - at_once)))
 
 # %% [markdown]
-# On average {{ at_once:.0f }} in the first two thirds of the time, and not five times 16. {{ assert 24 < at_once < 60
-# }} Nearly all of the difference is the prompt: it takes 64 places in every row, short answer or not. {{ assert abs(own
-# - 16 * BUDGET / 80) < 8 }}
+# On average {{ at_once:.0f }} run at once in the first two thirds of the time, not five times 16. {{ assert 24 <
+# at_once < 60 }} Nearly all of the difference is the prompt, which takes 64 places in every row, however short the
+# answer. {{ assert abs(own - 16 * BUDGET / 80) < 8 }}
 #
-# So the skewed answers take {{ steps["skewed lengths"]:, }} steps and not the {{ static["skewed lengths"]:, }} of a
-# static cache with 16 slots that are refilled. The tail is still there, however the memory is cut. {{ assert
-# steps["equal lengths"] < static["equal lengths"] and steps["skewed lengths"] < static["skewed lengths"] }} In both
-# pictures too many are admitted while they're short, and some must be sent back. {{ assert all(seen.sent_back for seen
-# in runs.values()) }}
+# So the skewed answers take {{ steps["skewed lengths"]:, }} steps, against {{ static["skewed lengths"]:, }} with a
+# static cache whose 16 slots are refilled. The tail remains, however you cut the memory. {{ assert steps["equal
+# lengths"] < static["equal lengths"] and steps["skewed lengths"] < static["skewed lengths"] }} In both pictures too
+# many answers are admitted while they're short, and some must be sent back. {{ assert all(seen.sent_back for seen in
+# runs.values()) }}
 #
 # **Explore** the schedule: the budget, how skewed the lengths are (median, of 256), and how many answers share a
 # prompt. What does a shared prompt change?
@@ -349,14 +348,15 @@ explorer(
 )
 
 # %% [markdown]
-# ## 3 · Sent back
+# ## 3 · Preemption
 #
-# An answer is admitted before anybody knows how long it gets. So at some step a row needs a block and none is free.
-# Some answer must give up its blocks: it is **preempted**. It keeps its tokens, loses their keys and values, and waits.
-# Once it is admitted again, prompt and tokens are prefilled in one go, not token by token.
+# An answer is admitted before anybody knows how long it will get. So sooner or later a row needs a block and none is
+# free. Some answer must give up its blocks: it's **preempted**. It keeps its tokens, loses their keys and values, and
+# waits. Once it is admitted again, prompt and tokens are prefilled in one go, not token by token.
 #
-# Which one? The package sends back the **youngest**, the last in line of those that run. Here are eight answers in room
-# for two and a half of full length. **Look for** the first row, and for a row that is interrupted more than once.
+# Which one? The package sends back the **youngest**, the running answer that came last in the queue. Here are eight
+# answers in room for two and a half of full length. **Look for** the first row, and for a row that is interrupted more
+# than once.
 
 # %% tags=["hide-input"]
 # @title Figure: eight answers in room for two and a half
@@ -373,15 +373,15 @@ interrupted = sorted({i for _, i in few.sent_back})
 
 # %% [markdown]
 # Answer 0 is never interrupted. {{ assert 0 not in interrupted and len(interrupted) > 1 }} The rule never sends the
-# oldest back, so every rollout ends: the oldest runs until it has ended, and then another is the oldest. Other rules
-# look as good ("the one that holds most gives most back") and have no such proof; in the exercises you find the request
-# that such a rule never finishes. The price is that prompts and tokens are prefilled again. {{ assert few.prefilled >
-# total }}
+# oldest back, so every rollout ends: the oldest runs to its end, and then another is the oldest. Other rules look as
+# good ("the one that holds most gives most back") but have no such proof; in the exercises you find a request that such
+# a rule never finishes. The price is that prompts and tokens are prefilled again. {{ assert few.prefilled > total }}
 #
 # ## 4 · One prompt, many answers
 #
-# GRPO asks for a group of answers to each prompt. Their full prompt blocks are the same numbers, so they're in all
-# their tables, and the prompt is prefilled once. The same skewed answers, now eight to a prompt of 64 and of 70 tokens:
+# GRPO samples a group of answers to each prompt. The prompt's keys and values are the same for all of them, so its full
+# blocks go into all their tables, and the prompt is prefilled once. The same skewed answers, now eight to a prompt of
+# 64 and of 70 tokens:
 
 # %%
 for tokens in (64, 70):
@@ -400,9 +400,9 @@ print("the first plan copies (from, to):", plan.copies)
 # With eight to a prompt, more rows run at once and far fewer tokens are prefilled. {{ assert at_once < sum(busy) /
 # len(busy) and seen.prefilled < 0.7 * runs["skewed lengths"].prefilled }}
 #
-# A prompt of 70 tokens fills four blocks of 16; in the fifth are 6 of its tokens and then each answer's own. So the
-# plan **copies** that block, once for each answer but the first. Forget the copy, and seven answers read whatever was
-# in their block before. Share the block instead, and eight answers overwrite one another. Neither crashes.
+# A prompt of 70 tokens fills four blocks of 16; the fifth holds its last 6 tokens, then each answer's own. So the plan
+# **copies** that block, once for each answer but the first. Forget the copy, and seven answers read whatever was in
+# their block before. Share the block instead, and eight answers overwrite one another. Neither crashes.
 #
 # ## 5 · The same plans on a GPU
 #
@@ -446,19 +446,19 @@ slower = [100 * (equal[rows, "paged"]["ms_per_step"] / equal[rows, "unpaged"]["m
 
 # %% [markdown]
 # **The paged engine's answers are the unpaged one's, log-probs included, to the last bit.** {{ assert not
-# any(row.get("differ") for row in paged["results"]) }} A block is a tile of attention, a token's random number is its
-# own, and so where a token lies in memory changes nothing.
+# any(row.get("differ") for row in paged["results"]) }} A block is one tile of attention, and each token has its own
+# random number, so it doesn't matter where in memory a token is.
 #
-# It's {{ 100 * (faster - 1):.0f }}% faster. {{ assert 1.05 < faster < 1.2 }} There's little more to win: no answer is
-# sent back, and **the longest answer decides**. {{ assert with_pages["sent_back"] == 0 and round(decode_steps) ==
-# LONGEST - 1 and with_pages["rows_at_once"] < fits }} On the same requests ours makes {{ with_pages["tokens_per_s"] /
-# of_skewed["vllm"]["tokens_per_s"]:.1f }} times as many tokens per second as vLLM, which ran in this
-# process.<br><small>`VLLM_ENABLE_V1_MULTIPROCESSING=0`; this is the paged engine, not the one of lesson 07's
+# With skewed lengths it's {{ 100 * (faster - 1):.0f }}% faster. {{ assert 1.05 < faster < 1.2 }} There's little more to
+# win: no answer is sent back, and **the longest answer decides**. {{ assert with_pages["sent_back"] == 0 and
+# round(decode_steps) == LONGEST - 1 and with_pages["rows_at_once"] < fits }} On the same requests ours makes {{
+# with_pages["tokens_per_s"] / of_skewed["vllm"]["tokens_per_s"]:.1f }} times as many tokens per second as vLLM, which
+# ran in-process.<br><small>`VLLM_ENABLE_V1_MULTIPROCESSING=0`; this is the paged engine, not the one of lesson 07's
 # ladder.</small> {{ assert of_skewed["vllm"]["tokens_per_s"] * 4 < with_pages["tokens_per_s"] }} With equal lengths a
 # rollout takes up to {{ max(later):.0f }}% longer. {{ assert max(map(abs, slower)) < 3 and 0 < min(later) and
 # max(later) < 3 }}
 #
-# ## 6 · What an update makes worthless
+# ## 6 · What an update invalidates
 #
 # A chat engine finds yesterday's system prompt in its prefix cache, and is right to use it. An engine for RL has new
 # weights after every step. Keys and values of a prefix are a function of its tokens **and of the weights**. Let's train
@@ -517,9 +517,9 @@ stale_bet.result(STALE[2] if stale.max() > 0.01 else STALE[1])
 
 # %% [markdown]
 # No error. Every token after such a prefix would be drawn from a mixture of the old and the new model, which is
-# neither. {{ assert stale.max() > 1000 * rounding.max() }} In the next step, before anything is updated, its ratio is
-# already off by up to {{ 100 * (stale.max().exp() - 1):.0f }}%. So the manager is told which weights write from now
-# on, and forgets what others wrote:
+# neither. {{ assert stale.max() > 1000 * rounding.max() }} In the next step, its importance ratio is off before any
+# update, by up to {{ 100 * (stale.max().exp() - 1):.0f }}%. So we tell the manager which weights are in use, and it
+# forgets what older ones wrote:
 
 # %%
 manager = BlockManager(13, 4)
@@ -534,15 +534,15 @@ manager.use_weights(2)
 print("after an update:  found", manager.find(first_prompt, most=3), "· available", manager.available)
 
 # %% [markdown]
-# What else an update must reach: the weights that a recorded graph reads, at their addresses (lesson 07), and anything
-# that was made from weights, such as a fused or converted copy. An engine that **sleeps** while the trainer uses the
-# memory comes back with an empty cache and a new manager.
+# An update must also reach the weights that a CUDA graph reads, at the same addresses (lesson 07), and anything made
+# from weights, such as a fused or converted copy. An engine that **sleeps** while the trainer uses the memory comes
+# back with an empty cache and a new manager.
 #
 # ## 7 · The same token, two numbers
 #
-# The sampler works on one token for each row, the trainer on whole sequences. On paper both compute the same log-prob.
-# In floats they do not: **a sum of floats depends on its order**. Below, 4,096 numbers are added up in 1, 2, 4 and 8
-# pieces. **Look for** the digits that the four sums share, in float32 and in bf16.
+# The sampler processes one token per row, the trainer whole sequences. On paper both compute the same log-prob. In
+# floating point they don't: **a sum of floats depends on its order**. Below, 4,096 numbers are added up in 1, 2, 4 and
+# 8 pieces. **Look for** the digits that the four sums share, in float32 and in bf16.
 
 # %%
 large = torch.tensor(1e8)
@@ -574,7 +574,7 @@ for dtype in (torch.float32, torch.bfloat16):
 # A matrix product is many such sums, over `k`, and a kernel chooses how to cut them. With few rows a library likes to
 # **split** `k`, so that more of the GPU has work: two, four or eight sums, added at the end. Inside, each kernel takes
 # `k` in **tiles**. Each tile may start a new *accumulator*, which is added to the total at the end, or one accumulator
-# may run through all tiles. So here are three kinds of product, on the same numbers.
+# may run through all tiles. Here are all three kinds, on the same numbers.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -618,13 +618,13 @@ plt.show()
 agree_bet.result(AGREE[2] if same[:3, :3].min() == 1 else AGREE[0])
 
 # %% [markdown]
-# **As long as one accumulator runs through all tiles, the size of a tile does not matter.** With one for each tile it
-# does. {{ assert same[:3, :3].min() == 1 and same[0, 3:].max() < 0.5 and max(same[3, 4], same[3, 5], same[4, 5]) < 0.5
-# }} One chain over `k`, in order, is the same chain however it is cut into tiles. A fast kernel needs other tiles for
-# 16 rows than for 4,096. It may have them, as long as one accumulator runs through and `k` is not split. (Tiles of 128
-# with one for each *are* 8 splits, for `k` is 1,024.)
+# **As long as one accumulator runs through all tiles, the size of a tile does not matter.** With an accumulator per
+# tile it does. {{ assert same[:3, :3].min() == 1 and same[0, 3:].max() < 0.5 and max(same[3, 4], same[3, 5], same[4,
+# 5]) < 0.5 }} One chain over `k`, in order, is the same chain however it is cut into tiles. A fast kernel needs other
+# tiles for 16 rows than for 4,096. That's fine, as long as one accumulator runs through and `k` isn't split. (Tiles of
+# 128 with an accumulator each *are* 8 splits, since `k` is 1,024.)
 #
-# Your processor's own product, on the first 1, 2, 3 … rows of one matrix. Row 0 is the same in all calls. Are its
+# Now your processor's own matmul, on the first 1, 2, 3 … rows of one matrix. Row 0 is the same in all calls. Are its
 # results?
 
 # %%
@@ -639,15 +639,17 @@ print("one chain, equal", chain)
 assert all(chain)
 
 # %% [markdown]
-# A library chooses its kernel by the shape. On the machine that made this page row 0 has the same bits as alone in {{
-# sum(share == 1 for share in library) }} of {{ len(ROWS) }} calls, and yours may differ. The chain has them in all.
+# A library chooses its kernel by the shape. On the machine that made this page, row 0 has the same bits as alone in {{
+# sum(share == 1 for share in library) }} of {{ len(ROWS) }} calls, and yours may differ. The chain gives the same bits
+# in all.
 #
 # The same goes for norms, the softmax and attention: each needs one order that doesn't depend on the number of rows (He
 # and Thinking Machines 2025 call it batch invariance). `rlcourse/exact` has each operation of the model once, with a
 # fixed order, and sampler and trainer both call it. **On a Hopper GPU in bf16, with the engine's own kernels, the two
 # then agree to the last bit**, for every token; a test asserts it there (`tests/exact/test_bits.py`).
 #
-# And with two sets of numbers? Our own engine samples on this CPU, and the trainer computes the same tokens' log-probs:
+# How far apart are they otherwise? Here our engine samples on this CPU, and the trainer computes the same tokens'
+# log-probs:
 
 # %%
 gaps = {}
@@ -664,11 +666,12 @@ for name, dtype in (("float32", torch.float32), ("bf16", torch.bfloat16)):
 recorded = {row["variant"]: row for row in load_record("mismatch", "NVIDIA H200")["results"]}
 
 # %% [markdown]
-# In bf16 two things differ here: the order, and where numbers are rounded to bf16. On the H200 with two sets of numbers
-# the train–inference mismatch of our kernels is {{ recorded["fast"]["mismatch_mean"]:.4f }} nats on average, about that
-# of `generate`. {{ assert recorded["fast"]["mismatch_mean"] > 0.001 }}
+# In bf16 two things differ here: the order, and where numbers are rounded to bf16. On the H200 the **train–inference
+# mismatch** of our kernels without a fixed order is {{ recorded["fast"]["mismatch_mean"]:.4f }} nats on average, about
+# that of `generate`. {{ assert recorded["fast"]["mismatch_mean"] > 0.001 }}
 #
-# And with one set? No kernel may choose an order by the number of rows any more. What does that cost?
+# With bitwise-equal log-probs ("one set of numbers" in the figure), no kernel may choose its order by the number of
+# rows. What does that cost against separate kernels ("two")?
 
 # %% tags=["hide-input"]
 # @title Figure: one set of numbers, its gap and its price
@@ -705,18 +708,18 @@ for ax in (left, right):
 plt.show()
 
 # %% [markdown]
-# **The mismatch is 0, mean and largest, in each of these runs.** {{ assert len(of) == 12 and all((row["mismatch_max"]
-# == 0) == (row["variant"] == ONE) for row in exact["results"]) }} No price is visible: the rollout takes as long as
-# with two sets, and the step is *shorter*. {{ assert all(longer("qwen2.5-0.5b", rows) < -2 for rows in counts) and
-# max(abs(longer("qwen2.5-0.5b", rows, "rollout_s")) for rows in counts) < 2.5 }} Bitwise equality isn't the reason: our
-# trainer's pass also computes each prompt once for its 8 answers and has hardly any padding (lesson 12).
+# **With one set the mismatch is exactly 0 in every run.** {{ assert len(of) == 12 and all((row["mismatch_max"] == 0) ==
+# (row["variant"] == ONE) for row in exact["results"]) }} With Qwen's shape no price is visible: the rollout takes as
+# long as with two sets, and the step is *shorter*. {{ assert all(longer("qwen2.5-0.5b", rows) < -2 for rows in counts)
+# and max(abs(longer("qwen2.5-0.5b", rows, "rollout_s")) for rows in counts) < 2.5 }} Bitwise equality isn't the reason:
+# the fixed-order trainer also computes each prompt once for its 8 answers and has hardly any padding (lesson 12).
 #
 # ## 8 · A ratio that isn't 1
 #
-# Before the first update the policy *is* the one that sampled, so every importance ratio is 1. If the log-probs of
-# "old" are those that the sampler wrote down, the ratio is the exponential of the mismatch. PPO's clip leaves it room:
-# 0.2 on either side. GSPO takes one ratio per answer, the exponential of the **mean** mismatch of its tokens, and clips
-# at about 0.0003. Rounding errors have signs, and in a mean they should cancel.
+# Before the first update the policy *is* the one that sampled, so every importance ratio is 1. If the old log-probs are
+# the sampler's, the ratio is the exponential of the mismatch. PPO's clip leaves it room: 0.2 on either side. GSPO takes
+# one ratio per answer, the exponential of the **mean** mismatch of its tokens, and clips at about 0.0003. Rounding
+# errors have signs, and in a mean they should cancel.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -740,19 +743,18 @@ plt.show()
 clip_bet.result(round(outside))
 
 # %% [markdown]
-# {{ outside:.0f }}%. {{ assert outside > 50 }} They do cancel in part, and what is left is still larger than the clip
-# range. PPO's clip does not notice: no token is outside of its range. {{ assert tokens_outside == 0 }} A trainer that
-# computes "old" log-probs once more by itself has a ratio of 1 again, pays for another forward pass, and has hidden the
-# gap, not closed it: its answers come from the sampler's policy all the same.
+# {{ outside:.0f }}%. {{ assert outside > 50 }} They do cancel in part, but what's left is larger than GSPO's clip
+# range. PPO's clip doesn't notice: no token is outside its range. {{ assert tokens_outside == 0 }} A trainer that
+# recomputes the old log-probs has a ratio of 1 again, at the price of another forward pass. That hides the mismatch
+# without removing it: the answers still come from the sampler's policy.
 #
-# ### The gap, put back
+# ### Training with the mismatch put back
 #
-# Does that gap harm training? On an H200 the embedded model was trained with one set of numbers, and again with
-# transformers' layers in the trainer ("two"), which puts the gap back. Where a rollout has several updates, the "old"
-# log-probs are then the sampler's, or else the trainer computes its own. With one update the trainer's log-probs of
-# that same forward pass are the old ones, so the ratio is 1 either way. GSPO was also trained in float16, which rounds
-# eight times as finely as bf16. **Look for** a colour that differs from the others on the right, and what it does on
-# the left.
+# Does it harm training? On an H200 we trained the embedded model with bitwise-equal log-probs ("one set"), and again
+# with transformers' layers in the trainer ("two"), which puts the mismatch back. With several updates per rollout, the
+# old log-probs are then the sampler's ("two") or the trainer's ("trainer's own ratio"). With one update, they come from
+# the very forward pass that trains, so the ratio is 1 either way. GSPO was also trained in float16, which rounds eight
+# times as finely as bf16. **Look for** colours that differ on the right, and whether they also differ on the left.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -792,9 +794,8 @@ for ax in (left, right):
 plt.show()
 
 # %% [markdown]
-# Is the left picture more than chance? If nothing depended on the way (the colour), the runs of a setting could
-# exchange their labels. We shuffle these, and count how often the means of the ways are at least as far apart as they
-# were.
+# Is the left picture more than chance? If the way (the colour) didn't matter, the runs of a setting could swap labels.
+# So we shuffle the labels, and count how often the ways' means come out at least as far apart.
 
 
 # %%
@@ -824,24 +825,24 @@ g2, g8, wide = share["gspo, 2 updates"], share["gspo, 8 updates"], share["dr_grp
 first2, first8 = 2 * (g2["two"] - g2["one set"]), 8 * (g8["two"] - g8["one set"])
 
 # %% [markdown]
-# **The accuracy doesn't show it.** It falls by {{ fall:.1f }} points on average, with a standard error of {{
+# **Accuracy doesn't show the mismatch.** It falls by {{ fall:.1f }} points on average, with a standard error of {{
 # fall_error:.1f }}, and with shuffled labels the ways differ as much in {{ 100 * by_chance:.0f }}% of the cases. {{
 # assert abs(fall) < 2 * fall_error and by_chance > 0.1 }}
 #
 # **The clip shows it.** GSPO with 2 updates clips {{ g2["one set"]:.0f }}% of the tokens that train with one set, and
-# {{ g2["two"]:.0f }}% against a sampler with other numbers. {{ assert abs(g2["one set"] - g2[OWN]) < 2 and g2["one
-# set"] + 3 < g2["two, float16"] < g2["two"] - 10 }} The first update of a rollout should clip nothing, for nothing has
-# moved. If the later ones clip alike, the difference is all in the first: there rounding alone clips {{ first2:.0f }}%
-# of these tokens. {{ assert abs(first2 - first8) < 10 and abs(outside / 2 - first2) < 10 }} Dr. GRPO, with a range of
-# 0.2, doesn't notice. {{ assert all(abs(other - wide["two"]) < 0.05 for other in wide.values()) }}
+# {{ g2["two"]:.0f }}% with the mismatch. {{ assert abs(g2["one set"] - g2[OWN]) < 2 and g2["one set"] + 3 < g2["two,
+# float16"] < g2["two"] - 10 }} The first update of a rollout should clip nothing, since nothing has moved yet. If later
+# updates clip equally in both, the whole difference is in the first: there, rounding alone clips {{ first2:.0f }}% of
+# these tokens. {{ assert abs(first2 - first8) < 10 and abs(outside / 2 - first2) < 10 }} Dr. GRPO, with a range of 0.2,
+# doesn't notice. {{ assert all(abs(other - wide["two"]) < 0.05 for other in wide.values()) }}
 #
-# What, then, are exact numbers good for? **A ratio means what it says**: it's exactly 1 until the policy moves, and the
+# So what is bitwise equality good for? **A ratio means what it says**: it's exactly 1 until the policy moves, and the
 # sampler's log-probs *are* the old ones, so no pass is needed to compute them. **There's nothing to correct.** And **a
-# bug has nowhere to hide**: any mismatch but 0 is a fault, in the first step.
+# bug has nowhere to hide**: any nonzero mismatch is a bug, and you see it in the first step.
 #
-# A mismatch can do harm once it's large. Here's a sampler that takes over the weights only every {{ LAG }} steps,
-# without a correction ("off") and with truncated importance sampling ("token"), beside one in step, on the same seeds.
-# **Look for** how far the blue lines fall below the others.
+# A mismatch can do harm once it's large. Here's a sampler that gets new weights only every {{ LAG }} steps, without a
+# correction ("off") and with truncated importance sampling ("token"), beside one that is always up to date, on the same
+# seeds. **Look for** how far the blue lines fall below the others.
 
 # %% tags=["hide-input"]
 # @title Figure: a sampler that lags behind
@@ -864,9 +865,9 @@ widest = {n: sorted(r["mismatch_mean"] for r in lag["results"] if r["variant"] =
 
 # %% [markdown]
 # The lag costs points, and the correction brings most of them back. {{ assert last["lagging, off"] + 5 < last["lagging,
-# token"] }} Its mismatch was more than 20 times that of rounding in bf16. {{ assert widest["lagging, off"][0] > 20 *
-# recorded["fast"]["mismatch_mean"] and widest["in step"][-1] < 1e-6 }} So watch `mismatch_mean`, which the trainer
-# logs.
+# token"] }} Without it, the mismatch was more than 20 times that of rounding in bf16. {{ assert widest["lagging,
+# off"][0] > 20 * recorded["fast"]["mismatch_mean"] and widest["in step"][-1] < 1e-6 }} So watch `mismatch_mean`, which
+# the trainer logs.
 #
 # ## Check yourself
 #
@@ -876,39 +877,39 @@ widest = {n: sorted(r["mismatch_mean"] for r in lag["results"] if r["variant"] =
 # 2 shared and 8 that are partly filled, one for each: 10. Without sharing it would be 24.
 # </details>
 #
-# 2. Why may the scheduler admit an answer although it could not hold it at full length?
+# 2. Why may the scheduler admit an answer that it couldn't hold at full length?
 #
 # <details><summary>Answer</summary>
-# Most answers end early, and where the guess was wrong one can be sent back. Only one promise is needed for every
-# rollout to end: the oldest is never sent back, and one answer of full length fits.
+# Most answers end early, and if not, one can be sent back. Every rollout still ends if the oldest answer is never sent
+# back and one answer of full length fits.
 # </details>
 #
 # 3. A preempted answer keeps its tokens and loses its keys and values. Could it keep those too?
 #
 # <details><summary>Answer</summary>
-# Yes, in the host's memory (*swapping*). They would have to be copied there and back. Whether that is faster than
-# prefilling once more is to be measured, for each model and machine.
+# Yes, in the host's memory (*swapping*). They would have to be copied there and back. Whether that's faster than
+# prefilling again depends on model and machine, so measure it.
 # </details>
 #
 # 4. A kernel takes tiles of 64 over `k` for 16 rows and of 128 for 4,096, and one accumulator runs through them. Does
 #    a token get two numbers? And if it takes 2 splits for 16 rows?
 #
 # <details><summary>Answer</summary>
-# No: it is one chain in the same order. With 2 splits it is two chains, added at the end, and the bits differ.
+# No: it's one chain in the same order. With 2 splits it's two chains, added at the end, and the bits differ.
 # </details>
 #
-# 5. Sampler and trainer agree to the last bit at step 0. At step 1 the gap is 0.05. Where do you look?
+# 5. Sampler and trainer agree to the last bit at step 0. At step 1 the mismatch is 0.05. Where do you look?
 #
 # <details><summary>Answer</summary>
-# At what the update must invalidate: a prefix cache of the old weights, a fused copy that was not made anew, a recorded
+# At what the update must invalidate: a prefix cache of the old weights, a fused copy that wasn't refreshed, a CUDA
 # graph that reads an old address.
 # </details>
 #
 # ## Exercises
 #
-# [exercises/11_engine_for_rl.ipynb](../exercises/11_engine_for_rl.ipynb): convict a block manager by its trace, admit
-# as many as surely fit, find the request that a scheduler never finishes, and a probe that finds out which operation
-# looks at the number of rows.
+# [exercises/11_engine_for_rl.ipynb](../exercises/11_engine_for_rl.ipynb): audit a block manager's trace, admit as many
+# answers as surely fit, find the request that a scheduler never finishes, and write a probe for operations that depend
+# on the number of rows.
 #
 # ## Further reading
 #

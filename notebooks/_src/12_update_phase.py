@@ -9,18 +9,18 @@
 # %% [markdown]
 # **You will learn**
 #
-# - to add up the memory of an update yourself and compare the sum with recorded peaks;
+# - to add up an update's memory yourself and compare the sum with recorded peaks;
 # - to compute log-probs and their gradient without ever holding all logits, and to recompute activations to save
 #   memory;
-# - to pack answers of many lengths into one row, and what must not leak between them;
-# - the backward pass of a norm and of attention by hand, the norm's as a kernel;
-# - why a weight kept in 16 bits may never move.
+# - to pack answers of different lengths into one row, and what must not leak between them;
+# - to write the backward pass of a norm and of attention by hand, the norm's also as a kernel;
+# - what happens to small updates when weights are kept in 16 bits.
 #
 # You need [lesson 06](06_where_time_goes.ipynb) for floors, [lesson 08](08_first_kernels.ipynb) for kernels, and the
 # online softmax of [lesson 09](09_decode_attention.ipynb), section 2. Sections 1 to 4 and 8 are about memory, 5 to 7
 # about backward kernels; you can read either half alone.
 #
-# Lessons 07 to 11 made the rollout fast. This lesson is about the other half of the step.
+# Lessons 07 to 11 made the rollout fast. Now for the other half of the step, the update.
 
 # %%
 import importlib.util
@@ -93,15 +93,16 @@ plt.show()
 growth = {phase: steps[256][f"{phase}_s"] / steps[16][f"{phase}_s"] for phase in ("rollout", "update")}
 
 # %% [markdown]
-# With 16 times the answers the rollout takes {{ growth["rollout"]:.1f }} times as long and the update {{
+# With 16 times the answers, the rollout takes {{ growth["rollout"]:.1f }} times as long and the update {{
 # growth["update"]:.1f }} times. {{ assert share[16] < share[64] < share[256] and share[256] > 55 }} A decode step reads
-# all weights, whether for few rows or many. The update has all tokens at once, so its arithmetic grows with the tokens.
+# all weights, whether for few rows or many: it's memory-bound. The update has all tokens at once, so it's
+# compute-bound, and its arithmetic grows with the tokens.
 #
-# ### 6 operations per weight and token
+# ### 6 FLOPs per weight and token
 #
-# A linear layer multiplies and adds once per weight and token: 2 operations forward. Its backward pass has two products
-# of the same size, one for the gradient of its input and one for that of its weight: 4 more. So a model does about **6
-# × parameters × tokens**. Let PyTorch count the products of the embedded model:
+# A linear layer multiplies and adds once per weight and token: 2 FLOPs forward. Its backward pass has two matmuls of
+# the same size, one for the gradient of its input and one for that of its weight: 4 more. So a model does about **6 ×
+# parameters × tokens** FLOPs. Let PyTorch count them for the embedded model's linear layers:
 
 # %%
 rows, length = 4, 50
@@ -116,18 +117,18 @@ print(f"counted {counted:,}   6 x {linear:,} weights x {rows * length} tokens = 
 assert counted == 6 * linear * rows * length
 
 # %% [markdown]
-# They agree to the last operation. (Norms, biases and attention itself are left out.) Divide that by an update's
-# seconds, and by the rate that a large matmul reaches on the same GPU, and you get the *model FLOPs utilization*, MFU.
-# On the H200 it's {{ 100 * record["results"][1]["tflops"] / record["results"][1]["peak_tflops"]:.0f }}% with 64 answers
-# and less with fewer. {{ assert record["results"][0]["tflops"] < record["results"][1]["tflops"] }} The rest is the
-# optimizer, work between the products, and small products that don't fill the GPU.
+# They agree exactly. (Norms, biases and attention itself are left out.) Divide by an update's seconds and by the FLOP/s
+# that a large matmul reaches on the same GPU, and you get a *model FLOPs utilization* (MFU). On the H200 it's {{ 100 *
+# record["results"][1]["tflops"] / record["results"][1]["peak_tflops"]:.0f }}% with 64 answers and less with fewer. {{
+# assert record["results"][0]["tflops"] < record["results"][1]["tflops"] }} The rest is the optimizer, work between the
+# matmuls, and small matmuls that don't fill the GPU.
 
 # %% [markdown]
 # ## 2 · A ledger of gigabytes
 #
 # Qwen2.5-0.5B has {{ parameters(qwen):,d }} parameters. What must be in memory at the worst moment of an update?
-# Training keeps the weights in float32, AdamW two moments of each, and the engine a copy in bf16, which the trainer's
-# products use as well.
+# Training keeps the weights in float32, AdamW keeps two moments for each, and the engine keeps a bf16 copy, which the
+# trainer's matmuls use as well.
 
 # %% tags=["hide-input"]
 # @title Tokens of an answer, and answers of a micro-batch
@@ -171,8 +172,8 @@ print(f"{'together':26} {sum(ledger(qwen, 64, once, 256, most).values()) / 1e9:5
 
 # %% [markdown]
 # Why are the gradients 0? The backward pass goes from the head down, and frees a layer's activations once it has made
-# that layer's gradients. At the worst moment, at the head, all activations are there and only the head's gradient. With
-# several micro-batches the first one's gradients stay, and the next one's activations come on top.
+# that layer's gradients. At the worst moment, at the head, all activations are there, but only the head's gradient.
+# With several micro-batches, the first one's gradients stay, and the next one's activations come on top.
 #
 # Now the recorded peaks of the runs above. 64 answers are one micro-batch of the `h200` preset, and 256 are three. {{
 # assert {len(one) for one in cut} == {3} and max(64 * lengths.max() for lengths in rollouts) <=
@@ -211,23 +212,23 @@ peak_bet.result(min(zip(PEAKS, (4, 1.6, 1.1), strict=True), key=lambda told: abs
 
 # %% [markdown]
 # Four times the answers, and {{ peaks[256] / peaks[64]:.2f }} times the memory. {{ assert peaks[256] < 1.75 * peaks[64]
-# }} **Peak memory follows the micro-batch, not the batch**: three micro-batches come one after the other, and what they
-# share is gradients that wait. The ledger is up to {{ max(missing.values()):.0f }}% below the peaks, since it leaves
-# out the temporary tensors between two operations. {{ assert max(map(abs, missing.values())) < 25 }} That's good enough
-# to see where to save. At 64 answers {{ 100 * few["activations"] / ours[64]:.0f }}% of it are activations and {{ 100 *
-# few["logits of a chunk, bf16"] / ours[64]:.0f }}% logits.
+# }} **Peak memory follows the micro-batch, not the batch**: three micro-batches come one after the other, and only
+# their summed gradients stay in between. Our ledger is up to {{ max(missing.values()):.0f }}% below the peaks, since it
+# leaves out the temporary tensors between two operations. {{ assert max(map(abs, missing.values())) < 25 }} That's good
+# enough to see where to save: at 64 answers {{ 100 * few["activations"] / ours[64]:.0f }}% of it is activations and {{
+# 100 * few["logits of a chunk, bf16"] / ours[64]:.0f }}% logits.
 #
-# ## 3 · Logits that are never all there
+# ## 3 · Log-probs without all the logits
 #
 # All logits of 64 such answers would take {{ 4 * 64 * 256 * qwen.vocabulary / 1e9:.0f }} GB in float32, as much again
-# for the softmax, and as much again for its gradient. Nobody needs them. The loss needs one number per token, $\log
-# p(y) = z_y - \log \sum_j e^{z_j}$, where $z_j$ is the logit of token $j$ of the vocabulary and $y$ the token that was
-# sampled. Its gradient is known. Let $g$ be the gradient of the loss with respect to that log-prob. Then
+# for the softmax, and as much again for its gradient. Nobody needs them all at once. The loss needs one number per
+# token, $\log p(y) = z_y - \log \sum_j e^{z_j}$, where $z_j$ is the logit of token $j$ of the vocabulary and $y$ the
+# token that was sampled. Its gradient is known. Let $g$ be the gradient of the loss with respect to that log-prob. Then
 #
 # $$\frac{\partial \mathcal{L}}{\partial z_j} = g \, ([j = y] - p_j),$$
 #
 # **one-hot minus probability**. So take a chunk of tokens, compute its logits, keep the log-prob and the log of the sum
-# for each token, and throw the logits away. The backward pass computes them once more.
+# for each token, and throw the logits away. The backward pass recomputes them.
 
 
 # %%
@@ -259,8 +260,8 @@ class LogProbs(torch.autograd.Function):
 
 
 # %% [markdown]
-# Is it the same loss, and the same gradient? We compare with the plain computation by autograd in float64, so that
-# rounding hides nothing, and also with chunks that don't divide the number of tokens.
+# Is it the same loss and the same gradient? We compare with plain autograd in float64, so that rounding hides nothing,
+# and also try chunks that don't divide the number of tokens.
 
 # %%
 torch.manual_seed(0)
@@ -285,10 +286,10 @@ for name, way in ways.items():
     assert max(apart) < (1e-12 if name.startswith("ours") else 1e-5)
 
 # %% [markdown]
-# Test the loss *and* the gradient: with the right loss and a wrong gradient, training goes on, more slowly, and looks
+# Test the loss *and* the gradient: with a right loss and a wrong gradient, training may go on, more slowly, and look
 # fine.
 #
-# And does it save the memory that it promises? A *dispatch mode* sees every tensor that any operation makes.
+# And does it save the memory it promises? A *dispatch mode* sees every tensor that any operation makes.
 
 
 # %%
@@ -315,7 +316,7 @@ for name, way in {
 print(f"{'the head itself':20}                {inputs[1].nbytes:7,} bytes")
 
 # %% [markdown]
-# In chunks of up to 16 no tensor is larger than the gradient of the head. All logits are larger.
+# With chunks of up to 16, no tensor is larger than the head's gradient.
 
 # %% tags=["hide-input"]
 # @title The record of larger chunks
@@ -328,18 +329,18 @@ less = {name: whole["peak_memory_bytes"] / row["peak_memory_bytes"] for name, ro
 ours_2048 = next(row for row in ours_head if row["variant"].endswith(" 2048"))
 
 # %% [markdown]
-# What does it cost in time? On an H200 with Qwen's head, by the package's function in plain PyTorch, all logits at once
-# need {{ less["chunks of 1024"]:.0f }} times the memory of chunks of 1,024. But chunks take {{ price["chunks of
-# 1024"]:.2f }} times as long, though the head's product is only computed 4/3 times as often. {{ assert 1.33 <
-# price["chunks of 4096"] < price["chunks of 1024"] < 3 }} Most of the time isn't products: float32 logits are written,
-# read, and written again, and each chunk makes a gradient of the whole head and adds it up. So with this function take
-# **the largest chunk for which there's room**.
+# What does it cost in time? On an H200 with Qwen's head, the package's plain PyTorch function needs, for all logits at
+# once, {{ less["chunks of 1024"]:.0f }} times the memory of chunks of 1,024. But chunks take {{ price["chunks of
+# 1024"]:.2f }} times as long, though they do only 4/3 of the head's FLOPs. {{ assert 1.33 < price["chunks of 4096"] <
+# price["chunks of 1024"] < 3 }} It's mostly memory-bound: float32 logits are written, read, and written again, and each
+# chunk makes a gradient of the whole head and adds it up. So with this function, take **the largest chunk that fits**.
 #
-# Better still, move fewer bytes. The pass that the H200's preset uses leaves its logits in bf16 and writes the gradient
-# in their place. In chunks of 2,048 it takes less time than all at once, and {{ whole["peak_memory_bytes"] /
-# ours_2048["peak_memory_bytes"]:.0f }} times less memory. {{ assert ours_2048["seconds"] < 0.8 * whole["seconds"] }}
+# Better still, move fewer bytes. The pass in the H200 preset leaves its logits in bf16 and overwrites them with the
+# gradient. In chunks of 2,048 it takes less time than plain PyTorch all at once, and {{ whole["peak_memory_bytes"] /
+# ours_2048["peak_memory_bytes"]:.0f }} times less memory at its peak. {{ assert ours_2048["seconds"] < 0.8 *
+# whole["seconds"] }}
 #
-# ## 4 · Activations, computed twice
+# ## 4 · Recomputing activations
 #
 # In the forward pass each layer keeps what its backward pass will need. PyTorch lets us look: a *hook* sees each tensor
 # that's saved. The alternative is to keep only the input of each layer, and to run the layer again when its gradient is
@@ -390,20 +391,20 @@ print(f"operations {gradients[True][1] / gradients[False][1]:.2f} times; gradien
 memory_bet.result(round(100 * held[True] / held[False]))
 
 # %% [markdown]
-# {{ 100 * held[True] / held[False]:.0f }}%, not a quarter: of each layer only its input stays, and a layer otherwise
-# keeps many tensors of that size. {{ assert same and held[True] < 0.15 * held[False] }} The operations are {{
-# gradients[True][1] / gradients[False][1]:.2f }} times as many, {{ assert 1.2 < gradients[True][1] /
-# gradients[False][1] < 1.3 }} and the gradients are the same to the last bit.
+# {{ 100 * held[True] / held[False]:.0f }}%, not a quarter: only each layer's input stays, and a layer otherwise keeps
+# many tensors of that size. {{ assert same and held[True] < 0.15 * held[False] }} It costs {{ gradients[True][1] /
+# gradients[False][1]:.2f }} times the FLOPs, {{ assert 1.2 < gradients[True][1] / gradients[False][1] < 1.3 }} and the
+# gradients are the same to the last bit.
 #
-# It needn't be all or nothing. More than half of what a layer of section 2 keeps is SwiGLU's gate and up projections,
-# and they come from one product. {{ assert 4 * qwen.intermediate / kept_by_a_layer(qwen) > 0.5 }} With
-# `--gradient-checkpointing`, that pass computes them again and keeps the rest. On the H200 with 64 answers, the peak
+# It needn't be all or nothing. More than half of what a layer in section 2 keeps is SwiGLU's gate and up projections,
+# and they come from one matmul. {{ assert 4 * qwen.intermediate / kept_by_a_layer(qwen) > 0.5 }} With
+# `--gradient-checkpointing`, the H200's pass recomputes those and keeps the rest. On the H200 with 64 answers, the peak
 # falls by {{ 100 - 100 * update_64["checkpointed_peak_memory_bytes"] / update_64["peak_memory_bytes"]:.0f }}% and the
 # update takes {{ 100 * update_64["checkpointed_update_s"] / update_64["update_s"] - 100:.0f }}% longer. {{ assert 1 <
 # update_64["checkpointed_update_s"] / update_64["update_s"] < 1.12 }}
 #
-# Chunked logits and checkpointing are one idea: **what can be computed again needn't be kept**. The preset for a GPU
-# with 24 GB uses both, the one for the H200 only the first. {{ assert small_gpu.gradient_checkpointing and not
+# Chunked logits and checkpointing are one idea: **what you can recompute needn't be kept**. The preset for a GPU with
+# 24 GB uses both, the one for the H200 only the first. {{ assert small_gpu.gradient_checkpointing and not
 # large_gpu.gradient_checkpointing }}
 #
 # ### Padding and packing
@@ -440,11 +441,11 @@ for name, value in shares.items():
 # The package's trainer sorts answers by length and cuts micro-batches from that, which alone removes most of it. {{
 # assert shares["micro-batches of 8, by length"] < 0.5 * shares["one batch"] }} Its supervised fine-tuning *packs*
 # several examples into a row: the longest first, each into the first row that has room. {{ assert shares["packed into
-# rows of 512"] < shares["micro-batches of 8, by length"] }} The training pass of lesson 11 goes further: the sequences
-# of a micro-batch stand one after the other in a single row, attention is told where each begins and ends, and **a
-# prompt is computed once** for all the answers that share it.
+# rows of 512"] < shares["micro-batches of 8, by length"] }} The fixed-order training pass of lesson 11 goes further: a
+# micro-batch is a single row, with its sequences one after the other. Attention is told where each begins and ends, and
+# **a prompt is computed once** for all the answers that share it.
 #
-# **Explore** the width of packed rows. Is less wasted if they're wider?
+# **Explore** the width of packed rows. Do wider rows waste less?
 
 # %% tags=["hide-input"]
 # @title Explorer: rows that are packed
@@ -476,14 +477,14 @@ explorer(
 )
 
 # %% [markdown]
-# Neither more nor less. {{ assert wasted(1984)[1] < wasted(512)[1] < wasted(1536)[1] }} All rows but the last are
-# nearly full, so the waste is what the last row lacks, and it jumps with the width.
+# Not reliably. {{ assert wasted(1984)[1] < wasted(512)[1] < wasted(1536)[1] }} All rows but the last are nearly full,
+# so the waste is mostly in the last row, and it jumps with the width.
 #
 # ### What must not leak
 #
-# Two answers in one row are two texts that must know nothing of each other. Two things keep them apart: **positions**
-# start again at 0 with each answer, and **attention** stays within an answer. Let's break each. The row is text A, then
-# text B. What happens to B's log-probs?
+# Two answers in one row must know nothing about each other. Two things keep them apart: **positions** start again at 0
+# with each answer, and **attention** stays within an answer. Let's break each. The row is text A, then text B. What
+# happens to B's log-probs?
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -522,15 +523,15 @@ for name, gap in off.items():
 leak_bet.result(LEAKS[1] if off["positions go on"] < 1e-3 < off["attention sees A"] else LEAKS[0])
 
 # %% [markdown]
-# Attention alone, here. RoPE turns queries and keys by angles in proportion to their positions, so a score depends on
-# the **difference** of two positions only. {{ assert off["both right"] < 1e-4 and off["positions go on"] < 1e-3 and
-# off["attention sees A"] > 0.05 }} Don't conclude that positions don't matter. In a model with learned position
-# embeddings, they change everything. And transformers, when given positions and no mask, **uses the positions to find
-# where an answer begins**: forget to restart them, and attention leaks. So before fine-tuning packs, the package tests
-# on the model that nothing leaks (`check_packing`).
+# Attention alone, here. RoPE (rotary positions) turns queries and keys by angles in proportion to their positions, so a
+# score depends on the **difference** of two positions only. {{ assert off["both right"] < 1e-4 and off["positions go
+# on"] < 1e-3 and off["attention sees A"] > 0.05 }} Don't conclude that positions don't matter. In a model with learned
+# position embeddings, they change everything. And transformers, when given positions and no mask, **uses the positions
+# to find where an answer begins**: forget to restart them, and attention leaks. So before it packs, the package checks
+# on the model itself that nothing leaks (`check_packing`).
 #
-# One more leak has nothing to do with attention. The last token of A predicts the next token, and the next one in the
-# row is B's first. Shift the row by one, take the mean over all its tokens, and you train A to continue with B.
+# One more leak has nothing to do with attention. A's last token predicts the next token, and the next one in the row is
+# B's first. Shift the row by one, take the mean over all its tokens, and you train A to continue with B.
 #
 # ## 5 · The backward pass of a norm, by hand
 #
@@ -602,13 +603,13 @@ plt.show()
 best = {dtype: sizes[values.index(min(values))] for dtype, values in errors.items()}
 
 # %% [markdown]
-# As $h$ falls, the error from rounding grows as $1/h$, and that from the function not being a straight line falls as
-# $h^2$. In float64 the best step leaves an error of {{ min(errors[torch.float64]):.0e }}, in float32 of {{
+# As $h$ falls, the rounding error grows as $1/h$, and the error from the function's curvature falls as $h^2$. In
+# float64 the best step leaves an error of {{ min(errors[torch.float64]):.0e }}, in float32 of {{
 # min(errors[torch.float32]):.0e }}. {{ assert 1e-7 < best[torch.float64] < 1e-3 < best[torch.float32] * 5 and
 # min(errors[torch.float64]) < 1e-8 }} So **check gradients in float64**.
 #
-# A known property finds mistakes too, without any reference. With $\epsilon = 0$ the length of $x$ doesn't matter to
-# the norm, so the gradient is at a right angle to $x$. Here are three mistakes, each tested both ways:
+# A known property also finds mistakes, without any reference. With $\epsilon = 0$ the length of $x$ doesn't matter to
+# the norm, so the gradient is orthogonal to $x$. Here are three mistakes, each tested both ways:
 
 # %%
 s = (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
@@ -629,10 +630,10 @@ for name, found in suspects.items():
 #
 # ## 6 · The same as a kernel
 #
-# Forward, the rows of a norm have nothing to do with one another. Backward, the weight's gradient is a **sum over all
-# rows**, and so over all blocks. If all blocks added into one vector they'd race; with atomic additions they wouldn't,
-# but their order, and so the bits, would change from run to run (lesson 11). The usual way is to start few blocks: each
-# takes many rows and keeps its own sum in registers, and the blocks' sums are added at the end.
+# Forward, the rows of a norm are independent. Backward, the weight's gradient is a **sum over all rows**, and so over
+# all blocks. If all blocks added into one vector they'd race; with atomic additions they wouldn't, but their order, and
+# so the bits, would change from run to run (lesson 11). The usual way is to launch few blocks. Each takes many rows and
+# keeps its own sum in registers, and the blocks' sums are added at the end.
 
 # %% tags=["hide-input"]
 # @title The kernel
@@ -641,8 +642,8 @@ body = text[text.index("    @cute.kernel") :]
 display(Code(inspect.cleandoc(body), language="python"))
 
 # %% [markdown]
-# We run it in the interpreter of lesson 08, with rows that don't divide evenly among the blocks, with more blocks than
-# rows, and with one of each:
+# We run it in lesson 08's interpreter, with rows that don't divide evenly among the blocks, with more blocks than rows,
+# and with one of each:
 
 # %%
 torch.manual_seed(0)
@@ -727,10 +728,10 @@ silent_bet.result(unseen[0] if unseen and unseen[0] in SILENT else SILENT[3])
 # ## 7 · Attention's backward pass, by hand
 #
 # Here $Q$, $K$, $V$ are a head's queries, keys and values, a row per token, and $S$ its scores. Forward, $O = PV$ with
-# $P = \text{softmax}(S)$ and $S = QK^\top / \sqrt{D}$. Autograd would keep $P$: a number for each pair of tokens and
-# each head. FlashAttention-2 (Dao 2023) keeps one number per query, $\text{lse}$, the log of its sum of exponentials,
-# and computes $P = e^{S - \text{lse}}$ again: the idea of section 3. The rest is the chain rule, with $dX$ for the
-# gradient of the loss with respect to $X$:
+# $P = \text{softmax}(S)$ and $S = QK^\top / \sqrt{D}$. Autograd would keep $P$: one number per pair of tokens and head.
+# FlashAttention-2 (Dao 2023) keeps one number per query, $\text{lse}$, the log of its sum of exponentials, and
+# recomputes $P = e^{S - \text{lse}}$: section 3's idea. The rest is the chain rule, with $dX$ for the gradient of the
+# loss with respect to $X$:
 #
 # $$dV = P^\top dO, \quad dP = dO\, V^\top, \quad dS = P \odot (dP - \textstyle\sum_j P_j\, dP_j),
 # \quad dQ = dS\, K / \sqrt{D}, \quad dK = dS^\top Q / \sqrt{D}.$$
@@ -780,15 +781,15 @@ for tile in (7, 50):
     assert max(errors) < 1e-12
 
 # %% [markdown]
-# A mistake that's easily made: `repeat_interleave` repeats each head in place (0, 0, 0, 1, 1, 1), `repeat` all of them
-# in turn (0, 1, 0, 1, 0, 1). The shapes fit either way, but `enable_gqa` and the published weights mean the first.
+# An easy mistake: `repeat_interleave` repeats each head in place (0, 0, 0, 1, 1, 1), `repeat` all of them in turn (0,
+# 1, 0, 1, 0, 1). The shapes fit either way, but `enable_gqa` and the published weights mean the first.
 #
 # ### By hand or by the compiler?
 #
 # `rlcourse/course/kernels/` has a layer's kernels in CuTe DSL, forward and backward. **Training uses none of them**:
-# its pass has Triton kernels in `rlcourse/exact/`, and the plain pass leaves layers to `torch.compile`. On an H200 we
-# raced eager PyTorch, `torch.compile` and ours. **Look for** pairs of a light and a dark blue bar near 100%, where
-# nothing is left to win, and for those that are far apart.
+# the fixed-order pass has Triton kernels (`rlcourse/exact/`), and the plain pass leaves layers to `torch.compile`. On
+# an H200 we raced eager PyTorch, `torch.compile` and ours. **Look for** pairs of a light and a dark blue bar near 100%,
+# where nothing is left to win, and for those that are far apart.
 
 # %% tags=["hide-input"]
 # @title Figure: a layer's kernels against the rate of a copy
@@ -838,20 +839,20 @@ worst = min(lead, key=lead.get)
 slower = {name: timed[f"{name}-cute"]["us"] / timed[f"{name}-sdpa"]["us"] for name in attends.values()}
 
 # %% [markdown]
-# Four of nine are **ties**: {{ ", ".join(LABELS[name] for name in ties) }}. {{ assert {"residual_norm", "adamw",
-# "token_logprob_backward", "embedding"} == set(ties) }} **Ours** wins above all where one pass does the compiler's
-# three: the log-prob, with the online softmax of lesson 09, is {{ lead["token_logprob"]:.1f }} times as fast. {{ assert
-# 2 < lead["token_logprob"] == max(lead.values()) }} **The compiler** wins the embedding's gradient, where it adds
-# atomically in any order and ours pays to have the same bits in every run. {{ assert worst == "embedding_backward" and
-# lead[worst] < 0.8 }} And **PyTorch's** attention is {{ min(slower.values()):.1f }} times as fast as ours or more: it
-# calls libraries tuned for this GPU. {{ assert min(slower.values()) > 2 }} If you write one kernel by hand, write what
-# the compiler doesn't find.
+# Four of the nine are **ties**: {{ ", ".join(LABELS[name] for name in ties) }}. {{ assert {"residual_norm", "adamw",
+# "token_logprob_backward", "embedding"} == set(ties) }} **Ours** wins most where one pass does the work of the
+# compiler's three: the log-prob, with lesson 09's online softmax, is {{ lead["token_logprob"]:.1f }} times as fast. {{
+# assert 2 < lead["token_logprob"] == max(lead.values()) }} **The compiler** wins the embedding's gradient, where it
+# adds atomically in any order, and ours pays for the same bits in every run. {{ assert worst == "embedding_backward"
+# and lead[worst] < 0.8 }} And **PyTorch's** attention is {{ min(slower.values()):.1f }} times as fast as ours or more:
+# it calls libraries tuned for this GPU. {{ assert min(slower.values()) > 2 }} If you write one kernel by hand, write
+# what the compiler doesn't find.
 #
 # ## 8 · Sixteen bits
 #
 # bf16 has 8 bits of precision: two to three decimal digits. That's enough for the factors of a matmul, since a large
-# sum averages out the rounding. It isn't enough for a number that's changed a little, many times. RL's learning rates
-# are small: that of the GSM8K preset is {{ small_gpu.lr:g }}, and an Adam step moves a weight by about that much.
+# sum averages out the rounding. Is it enough for a number that's changed a little, many times? RL's learning rates are
+# small: that of the GSM8K preset is {{ small_gpu.lr:g }}, and an Adam step moves a weight by about that much.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -879,9 +880,9 @@ print(f"beside {w.item():.6f} the next number of bf16 is {above.item():.6f}: {ab
 moved_bet.result(round(moved(1e-6), 1))
 
 # %% [markdown]
-# {{ moved(1e-6):.1f }}%: those that are nearly 0. {{ assert moved(1e-6) < 5 < moved(1e-4) }} All others are rounded
-# back to where they were, in this step and in every later one, so at this learning rate they never move, however long
-# you train. Here are three ways to keep a weight, which each step moves by 1e-6:
+# {{ moved(1e-6):.1f }}%, the ones that are nearly 0. {{ assert moved(1e-6) < 5 < moved(1e-4) }} All others are rounded
+# back to where they were, in this step and in every later one, so with steps of this size they never move, however long
+# you train. Here are three ways to store a weight that each step should move by 1e-6:
 
 # %%
 torch.manual_seed(0)
@@ -914,10 +915,10 @@ ax.grid()
 plt.show()
 
 # %% [markdown]
-# So the package keeps *master weights* in float32, and makes a copy in bf16 for the products. {{ assert
-# paths["bf16"][-1] == 0 and abs(paths["bf16, rounded at random"][-1] - paths["float32 master"][-1]) < 0.05 }} Rounding
-# at random is the alternative: right on average, but a single weight is off by about half the distance. {{ assert 0.4 <
-# drawn.std() / (count * lr) < 0.65 }}
+# So the package keeps *master weights* in float32, and makes a bf16 copy for the matmuls. {{ assert paths["bf16"][-1]
+# == 0 and abs(paths["bf16, rounded at random"][-1] - paths["float32 master"][-1]) < 0.05 }} The alternative is to round
+# at random (*stochastic rounding*): right on average, but a single weight is off by about half the distance. {{ assert
+# 0.4 < drawn.std() / (count * lr) < 0.65 }}
 #
 # And Adam's second moment, $v \leftarrow v + (1 - \beta_2)(g^2 - v)$? Say the gradients $g$ were of size 1 for a long
 # time and are now 0.1. Then $v$ should fall from 1 to 0.01.
@@ -942,35 +943,36 @@ plt.show()
 end = ends[0.999, torch.bfloat16]
 
 # %% [markdown]
-# It stays where it was with PyTorch's default $\beta_2 = 0.999$: a step would change it by a thousandth, and bf16's
-# numbers just below 1 are four thousandths apart. {{ assert end == 1.0 }} With $\beta_2 = 0.95$, the package's, it
-# falls. {{ assert ends[0.95, torch.bfloat16] < 0.013 }}
+# With PyTorch's default $\beta_2 = 0.999$, it stays at 1: a step would change it by a thousandth, and bf16's numbers
+# just below 1 are four thousandths apart. {{ assert end == 1.0 }} With the package's $\beta_2 = 0.95$, it falls. {{
+# assert ends[0.95, torch.bfloat16] < 0.013 }}
 #
 # ## Check yourself
 #
-# 1. A model of 1.5 billion parameters, 20,000 tokens an update, a GPU that reaches 400 TFLOP/s. How long, at least?
+# 1. A model has 1.5 billion parameters, an update 20,000 tokens, and the GPU reaches 400 TFLOP/s. How long does the
+#    update take, at least?
 #
 # <details><summary>Answer</summary>
-# 6 × 1.5e9 × 20,000 = 1.8e14 operations: 0.45 s at that rate. More with recomputation: 8 instead of 6 for the layers
-# that are computed again.
+# 6 × 1.5e9 × 20,000 = 1.8e14 FLOPs: 0.45 s at that rate. Recomputation adds to it: 8 instead of 6 for the layers that
+# are recomputed.
 # </details>
 #
 # 2. A chunked loss equals the plain one to 1e-7. Why is that not enough?
 #
 # <details><summary>Answer</summary>
-# The backward pass is code of its own. It can have a wrong temperature, mask or sign, and the loss will not show it.
-# Compare gradients, of the hidden states and of the head, in float64.
+# The backward pass is separate code. It can have a wrong temperature, mask or sign, and the loss won't show it. Compare
+# gradients, of the hidden states and of the head, in float64.
 # </details>
 #
 # 3. In a packed row the positions restart. In the model's code you find an explicit causal mask over the whole row.
 #    What do you do?
 #
 # <details><summary>Answer</summary>
-# Attention leaks from one answer into the next. Build a mask that also asks whether both tokens are of one answer, or
-# pass the lengths to an attention that takes them. Then compare each answer's log-probs with those it has alone.
+# Attention leaks from one answer into the next. Build a mask that also asks whether both tokens belong to the same
+# answer, or use an attention that takes lengths. Then compare each answer's log-probs with those it gets alone.
 # </details>
 #
-# 4. Attention's backward pass computes all scores again. Why is its output kept all the same?
+# 4. Attention's backward pass recomputes all scores. Why is the output kept all the same?
 #
 # <details><summary>Answer</summary>
 # For the row sum of dO times O, which replaces a pass over all keys. It costs nothing extra: the output projection's
@@ -980,26 +982,26 @@ end = ends[0.999, torch.bfloat16]
 # 5. A colleague trains in pure bf16 at a learning rate of 1e-3 and it works. At 1e-6 the loss is flat. A bug?
 #
 # <details><summary>Answer</summary>
-# No: rounding. At 1e-3 a step is larger than the distance from most weights to the next number of bf16. Keep
-# weights in float32, or round at random.
+# No: rounding. At 1e-3 a step exceeds most weights' distance to the next bf16 number. Keep master weights in float32,
+# or round stochastically.
 # </details>
 #
 # ## Exercises
 #
-# [exercises/12_update_phase.ipynb](../exercises/12_update_phase.ipynb): one wrong gradient among three, the largest
-# micro-batch that fits, log-prob and entropy without logits, what leaks in a packed row, a weight that does not move, a
-# norm to mend, and a kernel to mend.
+# [exercises/12_update_phase.ipynb](../exercises/12_update_phase.ipynb): find the wrong gradient among three and the
+# largest micro-batch that fits, compute log-prob and entropy without all logits, trace a leak in a packed row, count
+# the steps until a bf16 weight moves, and fix a norm and a kernel.
 #
 # ## Further reading
 #
-# - Kaplan et al. 2020, *Scaling Laws for Neural Language Models*, arXiv:2001.08361: 6 operations a parameter and token.
+# - Kaplan et al. 2020, *Scaling Laws for Neural Language Models*, arXiv:2001.08361: 6 FLOPs per parameter and token.
 # - Chowdhery et al. 2022, *PaLM*, arXiv:2204.02311, appendix B: MFU.
 # - Chen et al. 2016, *Training Deep Nets with Sublinear Memory Cost*, arXiv:1604.06174.
 # - Wijmans et al. 2024, *Cut Your Losses in Large-Vocabulary Language Models*, arXiv:2411.09009: a loss without logits.
 # - Hsu et al. 2024, *Liger Kernel*, arXiv:2410.10989: head and loss in one, and other kernels for training.
 # - Krell et al. 2021, *Efficient Sequence Packing without Cross-contamination*, arXiv:2107.02027.
 # - Dao et al. 2022, *FlashAttention*, arXiv:2205.14135, appendix B: attention's backward pass.
-# - Dao 2023, *FlashAttention-2*, arXiv:2307.08691: one number for each query.
+# - Dao 2023, *FlashAttention-2*, arXiv:2307.08691: one number per query.
 # - Micikevicius et al. 2017, *Mixed Precision Training*, arXiv:1710.03740: master weights.
-# - Zamirai et al. 2020, *Revisiting BFloat16 Training*, arXiv:2010.06192: weights that do not move; rounding at random.
+# - Zamirai et al. 2020, *Revisiting BFloat16 Training*, arXiv:2010.06192: weights that don't move; stochastic rounding.
 # - Dettmers et al. 2022, *8-bit Optimizers via Block-wise Quantization*, arXiv:2110.02861.

@@ -9,19 +9,19 @@
 # %% [markdown]
 # **You will learn**
 #
-# - what RL does to a model that is never right, and how right it must be to begin;
-# - to write a step of supervised fine-tuning (SFT): which tokens are learned, and how examples share a row without
-#   seeing each other;
-# - how much SFT a model needs before RL, and how to judge such a start before RL begins;
-# - what a low-rank adapter (LoRA) keeps of an update, what it leaves out, and what `alpha / r` is for;
-# - why sampler and trainer agree although one has merged weights and the other has not.
+# - what RL does to a model that is never right, and how often it must be right for RL to start;
+# - to write a step of supervised fine-tuning (SFT): which tokens it learns, and how examples share a row without seeing
+#   each other;
+# - how much SFT a model needs before RL, and how to judge that before RL begins;
+# - what a low-rank adapter (LoRA) keeps of an update, what it leaves out, and what `alpha / r` does;
+# - whether sampler and trainer still agree when only one of them merges the adapter.
 #
 # You need [lesson 01](01_policy_gradient.ipynb) for the loop and [lesson 03](03_grpo.ipynb) for groups.
 #
-# RL makes more likely what the model already does now and then, so SFT often comes first, as a *warm start*. This
-# lesson is about a model that never does it. The base is the embedded model with a changed habit: it was trained until
-# **all** its answers end in words, most of them guesses without a calculation. Right or wrong, it earns nothing: the
-# strict verifier reads only `#### N`.
+# RL amplifies what the model already does occasionally. What if it never does? Then supervised training on worked
+# answers comes first, as a *warm start*. Our base is the embedded model with a changed habit: it was trained until
+# **all** its answers end in words, most of them guesses without a calculation. Right or wrong, it earns nothing,
+# because the strict verifier reads only `#### N`.
 
 # %%
 import matplotlib.pyplot as plt
@@ -66,8 +66,8 @@ for problem, text in zip(problems, base.texts(rollout.completion_ids, rollout.co
 # %% [markdown]
 # ## 1 · RL without one right answer
 #
-# {{ RL["num_prompts"] }} problems per step, {{ RL["num_generations"] }} answers to each, the loop of lesson 01 as the
-# package has it. No KL term, and no weight decay, which would move weights by itself.
+# {{ RL["num_prompts"] }} problems per step, {{ RL["num_generations"] }} answers to each, the package's version of
+# lesson 01's loop, without a KL term.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -87,17 +87,16 @@ still_bet.result(STILL[1] if moved == 0 else STILL[0])
 
 # %% [markdown]
 # {{ assert moved == 0 }} In a group whose answers all get the same reward, every advantage is $R - \bar R = 0$, and the
-# gradient is a sum of terms that are each multiplied by an advantage. So there is no gradient and no drift: six steps
-# leave the model as it was, bit for bit. (Plain REINFORCE without a baseline does the same here, since all rewards are
-# 0.)
+# gradient is a sum of terms that are each multiplied by an advantage. So there's no gradient and no drift: six steps
+# leave the model as it was, bit for bit. (Weight decay would have moved it, so it's off. Plain REINFORCE without a
+# baseline does the same here, since all rewards are 0.)
 #
 # A problem that is solved with probability $p$ gives a group of $G$ answers a signal with probability
 #
 # $$ 1 - (1-p)^G - p^G. $$
 #
-# For small $p$ that is about $Gp$. **Look for** the $p$ at which the curve of $G = 8$ reaches one group a step
-# (dotted), and on which side of it the base is after one step of SFT (sections 2 and 4) and after three. The rates are
-# recorded.
+# For small $p$ that's about $Gp$. **Look for** the $p$ at which the curve of $G = 8$ reaches one group per step
+# (dotted), and for which side of it the base is on after one and after three steps of SFT (sections 2 and 4).
 
 # %% tags=["hide-input"]
 # @title Figure: when a group has a signal
@@ -126,22 +125,22 @@ plt.show()
 right_after_one = round(mean_of(1, "between", "pass@1") * 3 * lesson13.SAMPLED * lesson13.SAMPLES)
 
 # %% [markdown]
-# A step has one group with a signal when about one of its {{ RL["num_prompts"] * RL["num_generations"] }} answers is
-# right. The line for one step of SFT is a rough estimate, from {{ right_after_one }} right answer{{ "s" *
+# On average a step has one group with a signal when about one of its {{ RL["num_prompts"] * RL["num_generations"] }}
+# answers is right. The line for one step of SFT is a rough estimate, from {{ right_after_one }} right answer{{ "s" *
 # (right_after_one != 1) }} in {{ 3 * lesson13.SAMPLED * lesson13.SAMPLES:, }} (3 seeds, {{ lesson13.SAMPLED }}
-# problems, {{ lesson13.SAMPLES }} answers to each). The curves are for problems that are all equally hard: where some
-# are always solved and others never, fewer groups have a signal (exercise 5).
+# problems, {{ lesson13.SAMPLES }} answers to each). The curves assume equally hard problems. If some are always solved
+# and others never, fewer groups have a signal (exercise 5).
 #
-# More answers help only in proportion. Where one answer in 10,000 is right, ten times as many answers still leave
-# most steps without a signal. Easier problems help, and so does a partial reward (which can be gamed, as in lesson 05),
-# but the usual remedy is to show the model how.
+# More answers help only in proportion. Where one answer in 10,000 is right, ten times as many answers still leave most
+# steps without a signal. Easier problems help, and so does a partial reward (which can be gamed, as in lesson 05), but
+# the usual cure is to show the model how.
 #
 # ## 2 · A step of SFT
 #
-# {{ DEMONSTRATIONS }} problems with a worked answer each, none of which RL will meet. The loss is cross-entropy on the
-# next token, as in pretraining, **of the answer's tokens alone**. You know the gradient: it is REINFORCE's, with
-# somebody else's samples and an advantage of 1. So SFT teaches a model that gets nothing right by itself, but never
-# tells it that anything is wrong.
+# {{ DEMONSTRATIONS }} problems with a worked answer each, none of which RL will meet. The loss is next-token
+# cross-entropy, as in pretraining, **on the answer's tokens only**. You know the gradient: it's REINFORCE's, with
+# somebody else's samples and an advantage of 1. So SFT can teach a model that gets nothing right on its own, but it
+# never tells the model that anything is wrong.
 
 # %%
 demos = examples(base, DEMONSTRATIONS, 100, worked)
@@ -171,8 +170,8 @@ def sft_step(model, optimizer, some, everything=False) -> float:
 
 # %% [markdown]
 # Four details matter. The shift: the output at $t-1$ predicts the token at $t$. The mask, shifted with it. Padding,
-# which is in no loss; it stands on the right, where causal attention hides it, so no mask is needed. And the end token,
-# which **is** learned, or the model never stops. Exercise 1 has batches that get each of them wrong.
+# which is in no loss; it's on the right, where causal attention hides it, so it needs no attention mask. And the end
+# token, which **is** learned, or the model never stops. Exercise 1 has batches that get these wrong.
 #
 # Why not learn the prompts, too? They are text like any other.
 
@@ -220,22 +219,22 @@ of_the_loss = share * of_prompts / (share * of_prompts + (1 - share) * none)
 prompt_bet.result(PROMPTS_TOO[2] if slower else PROMPTS_TOO[0])
 
 # %% [markdown]
-# After {{ STEPS }} steps the loss of unseen answers is {{ sum(last["answers only"]) / len(last["answers only"]):.2f }}
+# After {{ STEPS }} steps, the loss on unseen answers is {{ sum(last["answers only"]) / len(last["answers only"]):.2f }}
 # nats per token with answers only and {{ sum(last["prompts, too"]) / len(last["prompts, too"]):.2f }} with prompts. {{
-# assert slower }} To the base a token of a prompt costs {{ of_prompts:.1f }} nats and one of an answer {{ none:.2f }}.
-# {{ assert of_prompts > 3 * none }} A random guess among all tokens would cost {{ uniform:.1f }}: this model has never
-# learned to write a question. {{ assert of_prompts > uniform }} With prompts in the loss, they make up {{ 100 *
-# of_the_loss:.0f }}% of it at the start. {{ assert of_the_loss > 0.9 }} A likely reason why answers come later: clip
-# and Adam hold a step to about the same length whatever it learns, so what goes into questions is missing from answers.
-# For a while it even disturbs them: their loss falls in the first step, and by the fourth it is above the base's. {{
-# assert all(line[1] < line[0] < line[4] for (name, _), line in curves.items() if name == "prompts, too") }} A base that
-# was pretrained on text knows how questions read and should lose less. (With long prompts, short answers and few
-# examples, prompts in the loss can serve as a regulariser; Shi et al. 2024.)
+# assert slower }} At the start, a prompt token costs {{ of_prompts:.1f }} nats and an answer token {{ none:.2f }}. {{
+# assert of_prompts > 3 * none }} A uniform guess would cost {{ uniform:.1f }}: this model has never learned to write a
+# question. {{ assert of_prompts > uniform }} So prompts make up {{ 100 * of_the_loss:.0f }}% of the loss. {{ assert
+# of_the_loss > 0.9 }} That's probably why answers come later: clipping and Adam hold a step to about the same length
+# whatever it learns, so what goes into questions is missing from answers. It even hurts them for a while: their loss
+# falls in the first step, and by the fourth it's above the base's. {{ assert all(line[1] < line[0] < line[4] for (name,
+# _), line in curves.items() if name == "prompts, too") }} A base pretrained on text knows how questions read and should
+# suffer less. (With long prompts, short answers and few examples, prompts in the loss can serve as a regulariser; Shi
+# et al. 2024.)
 #
 # ## 3 · One row, several examples
 #
-# Padding is computed and thrown away. So several examples share a row. None of them may notice: a token sees the
-# earlier tokens of **its own** example alone. Three ways to put two examples into one row: which one leaks?
+# Padding is computed and thrown away. So we pack several examples into a row. None of them may notice: a token may see
+# only earlier tokens of **its own** example. Here are three ways to put two examples into one row. Which one leaks?
 
 # %%
 first, second = demos[1], demos[2]
@@ -284,20 +283,19 @@ plt.show()
 leak_answer = (-leaks["one text"][answer_from:]).mean().item()
 
 # %% [markdown]
-# Read as one text, the second example's tokens get other log-probs, because a stranger's question and answer stand
-# before them: in this pair, in the answer, {{ leak_answer:+.3f }} nats of loss a token. (The question is not learned,
-# and it moves far more: this base reads questions worse than a guess.) Nothing crashes, and a loss by itself does not
-# show it. {{ assert leaks["one text"][answer_from:].abs().mean() > 1000 *
+# Read as one text, the second example's log-probs change, because a stranger's question and answer precede it: in this
+# pair's answer, by {{ leak_answer:+.3f }} nats of loss per token. (The question moves far more, but it isn't learned.)
+# Nothing crashes, and the loss alone doesn't show it. {{ assert leaks["one text"][answer_from:].abs().mean() > 1000 *
 # leaks["positions restart"][answer_from:].abs().mean() }} {{ assert leaks["one text"][:answer_from].abs().mean() > 2 *
 # leaks["one text"][answer_from:].abs().mean() }}
 #
-# **Why do restarted positions suffice?** Rotary positions enter attention only as differences, so by themselves they
-# change nothing: masked by hand, with positions that run on, the numbers are the same up to rounding. But transformers,
-# given positions and no mask, *infers where examples begin* from the places where positions do not go up by one, and
-# masks there. Not every architecture does, so the package tries two short examples on the model before it trains
+# **Why are restarted positions enough?** Rotary positions enter attention only as differences, so alone they change
+# nothing: masked by hand, with positions that run on, the log-probs are the same up to rounding. But transformers,
+# given positions and no mask, *infers where examples begin* from the places where positions don't go up by one, and
+# masks there. Not every architecture does, so the package tests two short examples on the model before it trains
 # (`check_packing`).
 #
-# How much does it save?
+# How much does packing save?
 
 # %%
 rows = plan_rows(demos, 256)
@@ -307,15 +305,15 @@ print(f"{len(demos)} examples with {tokens:,} tokens")
 print(f"one in each row: {padded:,} places; packed in {len(rows)} rows: {packed.ids.numel():,}")
 
 # %% [markdown]
-# With a row for each example, {{ 100 * (padded / tokens - 1):.0f }}% more places are computed than there are tokens;
+# With one row per example, {{ 100 * (padded / tokens - 1):.0f }}% more places are computed than there are tokens;
 # packed, {{ 100 * (packed.ids.numel() / tokens - 1):.0f }}% more. The longest demonstration has {{ padded / tokens:.1f
 # }} times as many tokens as the mean. Where the longest has ten times as many, most of the work is padding.
 #
 # ## 4 · How much is enough?
 #
-# Recorded, three seeds each: 0, 1, 3, 10 and 80 steps of SFT, each on {{ SFT["sft_rows"] }} of the {{ DEMONSTRATIONS }}
-# demonstrations, drawn anew, then {{ RL["steps"] }} steps of RL. 80 steps see each demonstration {{ 80 *
-# SFT["sft_rows"] / DEMONSTRATIONS:.0f }} times on average.
+# We recorded three seeds each of 0, 1, 3, 10 and 80 steps of SFT, each on {{ SFT["sft_rows"] }} of the {{
+# DEMONSTRATIONS }} demonstrations, drawn anew, then {{ RL["steps"] }} steps of RL. 80 steps see each demonstration {{
+# 80 * SFT["sft_rows"] / DEMONSTRATIONS:.0f }} times on average.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -323,10 +321,10 @@ ENOUGH = ["80 steps", "10 steps", "3 steps", "1 step"]
 enough_bet = bet("After which SFT is the model best, once RL is done?", ENOUGH)
 
 # %% [markdown]
-# Left, before RL. **Look for** where pass@16 turns while the entropy keeps falling. pass@16 is the share of problems,
-# {{ lesson13.SAMPLED }} for each seed, with a right answer among 16: something for RL to choose from. Dots are seeds.
-# Right, RL from there, a line style for each seed: the lines of 0 and 1 steps coincide at 0. {{ assert not
-# any(e["accuracy"] for k in (0, 1) for row in starts[k]["results"] for e in row["evals"]) }}
+# Left, before RL; dots are seeds. pass@16 is the share of problems, {{ lesson13.SAMPLED }} per seed, with a right
+# answer among 16 samples: something for RL to choose from. **Look for** where it stops following the other curves.
+# Right, RL from there, a line style per seed; two of the colours coincide. {{ assert not any(e["accuracy"] for k in (0,
+# 1) for row in starts[k]["results"] for e in row["evals"]) }}
 
 # %% tags=["hide-input"]
 # @title Figure: what SFT leaves for RL
@@ -363,27 +361,27 @@ best = max(final, key=final.get)
 enough_bet.result(f"{best} step{'s' * (best > 1)}")
 
 # %% [markdown]
-# **RL alone earns nothing**, in {{ RL["steps"] }} steps of {{ RL["num_prompts"] * RL["num_generations"] }} answers, in
-# any seed. {{ assert final[0] == 0 }} One step of SFT is not enough for {{ RL["steps"] }} steps: {{ max(signals) }} of
-# them had a signal in each seed, and after RL no greedy answer is right yet. {{ assert final[1] == 0 and 0 <
-# min(signals) == max(signals) }} **Three steps** bring {{ 100 * mean_of(3, "between", "accuracy"):.0f }}%, and RL
-# raises that to {{ 100 * final[3]:.0f }}%. {{ assert final[3] > 2 * mean_of(3, "between", "accuracy") }} Ten steps
-# bring {{ 100 * mean_of(10, "between", "accuracy"):.0f }}% at once, and RL adds {{ 100 * (final[10] - mean_of(10,
-# "between", "accuracy")):.0f }} points. {{ assert final[10] > mean_of(10, "between", "accuracy") }} In each seed ten
-# steps end above three. {{ assert all(a["after"]["accuracy"] > b["after"]["accuracy"] for a, b in
-# zip(starts[10]["results"], starts[3]["results"], strict=True)) }}
+# **RL alone learns nothing** in {{ RL["steps"] }} steps of {{ RL["num_prompts"] * RL["num_generations"] }} answers, in
+# any seed. {{ assert final[0] == 0 }} One step of SFT isn't enough either: {{ max(signals) }} of the {{ RL["steps"] }}
+# steps had a signal in each seed, and after RL no greedy answer is right yet. {{ assert final[1] == 0 and 0 <
+# min(signals) == max(signals) }} **Three steps** of SFT reach {{ 100 * mean_of(3, "between", "accuracy"):.0f }}%, and
+# RL raises that to {{ 100 * final[3]:.0f }}%. {{ assert final[3] > 2 * mean_of(3, "between", "accuracy") }} Ten steps
+# reach {{ 100 * mean_of(10, "between", "accuracy"):.0f }}%, and RL adds {{ 100 * (final[10] - mean_of(10, "between",
+# "accuracy")):.0f }} points. {{ assert final[10] > mean_of(10, "between", "accuracy") }} In each seed ten steps end
+# above three. {{ assert all(a["after"]["accuracy"] > b["after"]["accuracy"] for a, b in zip(starts[10]["results"],
+# starts[3]["results"], strict=True)) }}
 #
-# **Eighty steps look as good as ten, and are not.** Greedy accuracy is the same, and single samples do better. {{
+# **Eighty steps look as good as ten, and aren't.** Greedy accuracy is about the same, and single samples do better. {{
 # assert mean_of(80, "between", "pass@1") > mean_of(10, "between", "pass@1") and abs(mean_of(80, "between", "accuracy")
-# - mean_of(10, "between", "accuracy")) < 0.03 }} But the loss of unseen answers has gone back up, and pass@16 has
+# - mean_of(10, "between", "accuracy")) < 0.03 }} But the loss on unseen answers has gone back up, and pass@16 has
 # fallen in each seed. {{ assert mean_of(80, "between", "held_out") > mean_of(10, "between", "held_out") and all(
 # a["between"]["pass@16"] < b["between"]["pass@16"] for a, b in zip(starts[80]["results"], starts[10]["results"],
-# strict=True)) }} RL then finds nothing: {{ 100 * silent[80]:.0f }}% of the groups lack a signal, and accuracy ends at
+# strict=True)) }} RL then finds little: {{ 100 * silent[80]:.0f }}% of the groups lack a signal, and accuracy ends at
 # {{ 100 * final[80]:.0f }}%, lower than before RL in each seed. {{ assert all(row["after"]["accuracy"] <
 # row["between"]["accuracy"] for row in starts[80]["results"]) }}
 #
-# Is it the steps that did harm, or the repetition? 80 steps show each of the {{ DEMONSTRATIONS }} demonstrations {{ 80
-# * SFT["sft_rows"] / DEMONSTRATIONS:.0f }} times. So take 80 steps in which no demonstration comes twice:
+# Did the steps do the harm, or the repetition? 80 steps show each of the {{ DEMONSTRATIONS }} demonstrations {{ 80 *
+# SFT["sft_rows"] / DEMONSTRATIONS:.0f }} times. So take 80 steps that show each demonstration once:
 
 # %%
 FRESH = pick(2, 80)
@@ -395,20 +393,21 @@ print(f"on {DEMONSTRATIONS} demonstrations, again and again: {repeated:.3f} (rec
 print(f"on {16 * FRESH:,} demonstrations, each once: {fresh_loss:.3f}")
 
 # %% [markdown]
-# **It's the repetition.** With fresh demonstrations the same number of steps gives by far the best start. {{ assert
-# fresh_loss < 0.5 * mean_of(10, "between", "held_out") < repeated }} "Stop early" is advice for whoever has few.
+# **It's the repetition.** With fresh demonstrations, the same number of steps gives by far the lowest loss on unseen
+# answers. {{ assert fresh_loss < 0.5 * mean_of(10, "between", "held_out") < repeated }} "Stop early" is advice for
+# small data sets.
 #
 # **How to judge a warm start, then?** Greedy accuracy can't tell eighty steps from ten. What RL can use is the **room**
-# between pass@1 and pass@16: what the model can do and doesn't do yet. It's {{ room[3]:.0f }}, {{ room[10]:.0f }} and
-# {{ room[80]:.0f }} points after 3, 10 and 80 steps, and none after 0 and 1: the order in which they end. {{ assert
-# sorted(KS, key=room.get)[2:] == sorted(KS, key=final.get)[2:] == [80, 3, 10] and max(room[0], room[1]) < 1.5 }} So
-# look at that room and at held-out loss, not at greedy accuracy or training loss alone.
+# between pass@1 and pass@16: what the model can do but rarely does. It's {{ room[3]:.0f }}, {{ room[10]:.0f }} and {{
+# room[80]:.0f }} points after 3, 10 and 80 steps, and next to none after 0 and 1. That's the order in which they end
+# after RL. {{ assert sorted(KS, key=room.get)[2:] == sorted(KS, key=final.get)[2:] == [80, 3, 10] and max(room[0],
+# room[1]) < 1.5 }} So look at that room and at held-out loss, not just at greedy accuracy or training loss.
 #
-# ## 5 · An update as a picture
+# ## 5 · Is an update of low rank?
 #
 # A fine-tuned matrix is $W + \Delta W$. LoRA (Hu et al. 2021) bets that $\Delta W$ is nearly of **low rank**: the
-# product of a tall matrix and a wide one. Is it? Ten steps of SFT of all weights, and the singular values of what
-# changed:
+# product of a tall matrix and a wide one. Is it? We take ten steps of SFT on all weights and look at the singular
+# values of the change:
 
 # %%
 LINEAR = linear_layers(base.model)
@@ -485,29 +484,28 @@ def energy(of: dict) -> float:
 
 
 # %% [markdown]
-# Left, a head and a long tail, where random numbers (black) have no head: the eight largest of 128 singular values (64
-# in `k_proj` and `v_proj`) hold {{ 100 * energy(spectra):.0f }}% of the sum of squares, of random matrices of the same
-# shapes {{ 100 * energy(noise):.0f }}%. Right, on the blue line (embedding, norms and biases whole, which bring {{ 100
-# * (none - kept[True][0]) / (none - whole):.0f }}% of the gain by themselves), rank {{ enough }} does nine tenths of
-# what the whole update does; with the linear layers alone that takes rank {{ enough_alone }}. In this run rank {{ least
-# }}, the best of these on the same examples, does **more** than all of it: {{ min(kept[True]):.3f }} nats instead of {{
-# whole:.3f }}. {{ assert enough < enough_alone <= 4 and min(kept[True][:7]) < whole - 0.005 }} On the demonstrations
-# themselves it is the other way round, {{ of_demos[0]:.3f }} nats at rank {{ least }} and {{ of_demos[1]:.3f }} with
-# the whole update: the tail fits the demonstrations and not the unseen answers. {{ assert of_demos[0] > of_demos[1] }}
-# Squares overstate the tail: only a loss says what may go.
+# On the left is a head and a long tail, while random matrices (black) have no head. The eight largest of 128 singular
+# values (64 in `k_proj` and `v_proj`) make up {{ 100 * energy(spectra):.0f }}% of the sum of squares, against {{ 100 *
+# energy(noise):.0f }}% in random matrices of the same shapes. On the right, the blue line keeps embedding, norms and
+# biases whole, which alone bring {{ 100 * (none - kept[True][0]) / (none - whole):.0f }}% of the gain. There, rank {{
+# enough }} reaches nine tenths of the whole update's gain; with the linear layers alone it takes rank {{ enough_alone
+# }}. Rank {{ least }}, the best here, even does **better** than the whole update: {{ min(kept[True]):.3f }} nats
+# instead of {{ whole:.3f }}. {{ assert enough < enough_alone <= 4 and min(kept[True][:7]) < whole - 0.005 }} On the
+# demonstrations it's the other way round, {{ of_demos[0]:.3f }} nats at rank {{ least }} and {{ of_demos[1]:.3f }} with
+# the whole update: the tail fits the demonstrations, not the unseen answers. {{ assert of_demos[0] > of_demos[1] }}
+# Squares overstate the tail: only a loss tells you what you can drop.
 #
 # **What LoRA leaves out** is more than the tail. The embedding (here also the output head), the norms and the biases
-# get no adapter. Here they are not missed: with the linear layers alone the loss is {{ kept[False][-1]:.3f }} at full
+# get no adapter. Here you don't miss them: with the linear layers alone, the loss is {{ kept[False][-1]:.3f }} at full
 # rank. {{ assert kept[False][-1] < whole + 0.005 }} A model that has to learn new tokens would miss them. And cutting a
-# finished update is not training with an adapter, which chooses its directions as it learns.
+# finished update isn't training an adapter, which chooses its directions as it learns.
 #
 # ## 6 · `A`, `B` and `alpha / r`
 #
 # An adapter of rank $r$ gives a layer `W x + (alpha / r) B A x`, with `A` `[r, in]` random, `B` `[out, r]` **zero**,
-# and `W` frozen. So it begins as the base exactly. If both were zero, neither would ever move: the gradient of each is
-# a product with the other. `alpha / r` keeps a promise: a learning rate chosen at one rank serves at about every rank.
-# Without it each of $r$ directions would add its part to every step. One step of Adam, at four ranks and a learning
-# rate of 0.001:
+# and `W` frozen. So it begins exactly as the base. If both were zero, neither would ever move: the gradient of each is
+# a product with the other. `alpha / r` lets a learning rate chosen at one rank work at about any rank. Without it,
+# every added direction makes each step larger. Here's one step of Adam, at four ranks and a learning rate of 0.001:
 
 
 # %%
@@ -529,13 +527,13 @@ for rank in (1, 4, 16, 64):
     print(f"{rank:4}{first_step(rank):38.4f}{first_step(rank, alpha=rank):30.4f}")
 
 # %% [markdown]
-# The left column hardly depends on the rank, and the right one grows with it, so that each rank would need a learning
-# rate of its own. (For very large ranks rsLoRA divides by $\sqrt r$ instead; Kalajdzievski 2023, arXiv:2312.03732.) A
-# rule of thumb, followed below: alpha 32, and ten times the learning rate that suits all weights.
+# The left column hardly depends on the rank. The right one grows with it, so each rank would need its own learning
+# rate. (For very large ranks rsLoRA divides by $\sqrt r$ instead; Kalajdzievski 2023, arXiv:2312.03732.) A rule of
+# thumb, which we follow below: alpha 32, and ten times the learning rate that suits full fine-tuning.
 #
 # **Sampler and trainer.** The trainer keeps `A` and `B` apart, since it needs their gradients. The engine wants plain
-# matrices: before each rollout it takes `W + (alpha / r) B A`, computed in float32 and rounded once (exercise 4). Two
-# ways to compute one number. Do they agree?
+# matrices: before each rollout it merges `W + (alpha / r) B A`, computed in float32 and rounded once (exercise 4). Do
+# the two agree?
 
 # %%
 adapted = twin(base)
@@ -571,26 +569,27 @@ by_merging = gap("merged bf16", "unmerged bf16")
 by_bf16 = {name: gap(f"{name} bf16", f"{name} float32") for name in ("unmerged", "merged")}
 
 # %% [markdown]
-# One policy, and the same tokens each time. In float32 merging costs a rounding error ({{ gap("merged float32",
-# "unmerged float32"):.0e }} nats), and the engine, which merges, agrees with the trainer to {{ gap("sampler",
-# "unmerged float32"):.0e }}. {{ assert gap("merged float32", "unmerged float32") < 1e-5 and gap("sampler",
-# "unmerged float32") < 1e-5 }} In bf16 merged and unmerged differ about as much as bf16 and float32 do without merging
-# ({{ by_merging / by_bf16["unmerged"]:.1f }} times). {{ assert 0.5 < by_merging / by_bf16["unmerged"] < 2 }} That is
-# different rounding, not more of it: merged, bf16 is no further from float32 than unmerged. {{ assert by_bf16["merged"]
+# It's the same policy and the same tokens each time. In float32, merging costs a rounding error ({{ gap("merged
+# float32", "unmerged float32"):.0e }} nats), and the engine, which merges, agrees with the trainer to {{ gap("sampler",
+# "unmerged float32"):.0e }}. {{ assert gap("merged float32", "unmerged float32") < 1e-5 and gap("sampler", "unmerged
+# float32") < 1e-5 }} In bf16, merged and unmerged differ about as much as bf16 and float32 do without merging ({{
+# by_merging / by_bf16["unmerged"]:.1f }} times). {{ assert 0.5 < by_merging / by_bf16["unmerged"] < 2 }} That's
+# different rounding, not more of it: merged bf16 is no further from float32 than unmerged. {{ assert by_bf16["merged"]
 # < 1.25 * by_bf16["unmerged"] }} What does harm is **rounding the weights after each merge and going on from there**:
-# an update smaller than half a step of bf16 is then lost for good, every time. So `W` stays in float32 and is never
-# overwritten. And an engine that does not merge again after an update samples from the policy before it:
-# `mismatch_mean` of lesson 11 rises.
+# an update smaller than half the distance to the next bf16 number is then lost for good, every time. So `W` stays in
+# float32 and is never overwritten. And an engine that forgets to merge again after an update samples from the old
+# policy: lesson 11's `mismatch_mean` rises.
 #
 # ## 7 · Equal seconds
 #
-# What does an adapter buy? A gradient and Adam's two moments, three numbers for each weight that learns, are kept for
-# the adapter alone. That can decide whether a model of 7 billion weights fits on a card. It hardly makes a step faster:
-# the gradients of `W` itself, about half of the backward pass, are saved, but the rollout, the forward pass and the
-# other half go through `W` all the same, with two thin products more in training.
+# What does an adapter buy? Memory: only the adapter needs a gradient and Adam's two moments, three numbers per trained
+# weight. That can decide whether a 7-billion model fits on a GPU. It hardly makes a step faster: you save the gradients
+# of `W`, about half of the backward pass, but rollout, forward pass and the other half still go through `W`, and
+# training adds two thin matmuls.
 #
-# Recorded: RL after three steps of SFT of all weights, for {{ load_curve("lesson13_lora_full")["setup"]["seconds"] }}
-# seconds of one core each, alpha 32, and ten times the learning rate for adapters.
+# The recorded runs start from three steps of SFT on all weights, then do RL for {{
+# load_curve("lesson13_lora_full")["setup"]["seconds"] }} seconds on one core each, with alpha 32 and ten times the
+# learning rate for adapters.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -623,62 +622,63 @@ behind = mean["full"] - mean[1]
 lora_bet.result(RANK1[2] if behind > 15 else RANK1[1] if behind > 3 else RANK1[0])
 
 # %% [markdown]
-# At the end: {{ mean["full"]:.0f }}% with all weights, {{ mean[1]:.0f }}% at rank 1. Rank 1 trains {{ numbers[1]:, }}
-# numbers instead of {{ numbers["full"]:, }}, ends lower in each seed, {{ assert behind > 3 and all(a < b for a, b in
+# They end at {{ mean["full"]:.0f }}% with all weights and {{ mean[1]:.0f }}% at rank 1. Rank 1 trains {{ numbers[1]:,
+# }} weights instead of {{ numbers["full"]:, }}, ends lower in each seed, {{ assert behind > 3 and all(a < b for a, b in
 # zip(end[1], end["full"], strict=True)) }} and is hardly faster: {{ speed[1]:.2f }} steps per second instead of {{
 # speed["full"]:.2f }}. {{ assert speed[1] < 1.2 * speed["full"] }} Three seeds are few, and neither learning rate was
-# tuned: at another one rank 1 may well get further.
+# tuned, so rank 1 may well get further at another one.
 #
-# On large models small ranks do as well as all weights in RL, where a right-or-wrong reward is at most one bit for each
-# answer (Schulman and Thinking Machines 2025), and less well where much has to be learned from text (Biderman et al.
-# 2024). Section 5 would have let rank 1 nearly pass. But there embedding, norms and biases kept their changes, a
-# finished update was cut, and it was SFT's. Such a picture says where to begin; a run at equal seconds decides.
+# On large models, others found small ranks to do as well as all weights in RL, where a right-or-wrong reward is at most
+# one bit per answer (Schulman and Thinking Machines 2025), and less well where much has to be learned from text
+# (Biderman et al. 2024). Section 5 made rank 1 look nearly enough. But there, embedding, norms and biases kept their
+# changes, we cut a finished update, and it was SFT's. Such a picture tells you where to begin; a run at equal seconds
+# decides.
 #
 # ## Check yourself
 #
-# 1. A base is right in one answer of 5,000. You have {{ RL["num_prompts"] }} × {{ RL["num_generations"] }} answers a
-#    step. How many steps until the first signal, about? And with twice the group?
+# 1. A base gets one answer in 5,000 right. You have {{ RL["num_prompts"] }} × {{ RL["num_generations"] }} answers per
+#    step. About how many steps until the first signal? And with groups twice as large?
 #
 # <details><summary>Answer</summary>
-# One in 5,000 at 64 answers per step: about 78 steps. Twice the group: half as many steps, each twice as expensive.
-# Nothing is won.
+# One in 5,000 at 64 answers per step: about 78 steps. Groups twice as large: half as many steps, each twice as
+# expensive. You gain nothing.
 # </details>
 #
-# 2. SFT's gradient is REINFORCE's with an advantage of 1. Why does SFT not need a baseline?
+# 2. SFT's gradient is REINFORCE's with an advantage of 1. Why doesn't SFT need a baseline?
 #
 # <details><summary>Answer</summary>
-# Its samples come from somebody else and are fixed. A baseline removes noise that comes from drawing one's own
-# answers, and leaves the mean as it is because the score has mean zero under the policy that drew them. Over fixed
-# samples it does not: with a baseline $b$ every gradient would just be multiplied by $1 - b$.
+# Its samples come from somebody else and are fixed. A baseline removes the noise of sampling from the policy, and
+# leaves the mean alone because the score has mean zero under that policy. Over fixed samples it doesn't: a baseline $b$
+# would just multiply every gradient by $1 - b$.
 # </details>
 #
-# 3. Training loss 0.001, held-out loss rising, greedy accuracy as it was. May RL begin?
+# 3. Training loss is 0.001, held-out loss is rising, greedy accuracy is unchanged. May RL begin?
 #
 # <details><summary>Answer</summary>
 # It may, and it will find little: look at the room between pass@1 and pass@k, and at the entropy of samples. Take an
 # earlier checkpoint.
 # </details>
 #
-# 4. You pack examples for a model whose positions are learned vectors, not rotary ones. The mask is right, positions
-#    run on. What goes wrong?
+# 4. You pack examples for a model whose positions are learned vectors, not rotary ones. The mask is right, but
+#    positions run on. What goes wrong?
 #
 # <details><summary>Answer</summary>
-# The second example is computed with vectors of places that it never has when it is asked alone, perhaps of places that
-# were never trained. With rotary ones only differences count.
+# The second example gets position vectors that it never has when it's alone, perhaps ones that were never trained. With
+# rotary positions only differences count.
 # </details>
 #
-# 5. Why is one of `A` and `B` random and the other zero, and not both random or both zero?
+# 5. Why is one of `A` and `B` random and the other zero, rather than both random or both zero?
 #
 # <details><summary>Answer</summary>
-# One of the two must be zero, so that the policy begins as the base, which may also be the reference of the KL. Either
-# would do for that: `B` is the custom. Both zero would never move; both random would begin as another model.
+# One must be zero, so that the policy begins as the base, which may also be the KL reference. Either would do; by
+# convention it's `B`. Both zero would never move; both random would begin as another model.
 # </details>
 #
 # ## Exercises
 #
-# [exercises/13_sft_and_lora.ipynb](../exercises/13_sft_and_lora.ipynb): find the fault in each row of an SFT batch,
-# keep packed examples apart, share ranks out by singular values, merge adapters in bf16, predict when RL starts. Then
-# try the real thing: `rlcourse sft --help`, and `rlcourse train --lora-rank 8 --lr 4e-4`: ten times the laptop preset's
+# [exercises/13_sft_and_lora.ipynb](../exercises/13_sft_and_lora.ipynb): find the bug in each row of an SFT batch, keep
+# packed examples apart, share out ranks by singular values, merge adapters in bf16, and predict when RL starts. Then
+# try it for real: `rlcourse sft --help`, and `rlcourse train --lora-rank 8 --lr 4e-4`: ten times the laptop preset's
 # learning rate, as section 6 says.
 #
 # ## Further reading

@@ -10,8 +10,8 @@
 # **You will learn**
 #
 # - why a GRPO run can go on for days and change nothing, and how to tell which of three causes it is;
-# - to write a program for a GPU in a language of some thirty words, and to see what it's charged for;
-# - how a policy finds a hole in its judge, what that looks like from outside, and what closing the hole heals;
+# - to write GPU programs in a language of some thirty words, and to see what they're charged for;
+# - what a policy does with a hole in its judge, what that looks like from outside, and what closing the hole repairs;
 # - to design a reward that pays for what you want, and to check it before you train.
 #
 # You need [lesson 05](05_full_loop.ipynb), for the step and for a verifier with a hole, and [lesson
@@ -19,14 +19,14 @@
 #
 # **The case.** In one published attempt, a language model was trained by GRPO to write GPU kernels for KernelBench,
 # with level 1 split into 80 problems to train on and 20 to test. Before training, 4 of its 20 test kernels compiled and
-# none was right. After training, 4 of 20 compiled and none was right. The reward had flattened out, and the run had
-# raised no error.
+# none was right. After training, 4 of 20 compiled and none was right. The reward flattened out, and no error was
+# raised.
 #
-# GRPO works: you've seen it. So what went wrong? There are three suspects. **Nothing to learn from**: where no sample
-# is ever right, all rewards of a group are equal. **The reward**: it may pay for something easier than a kernel. **The
+# GRPO works: you've seen it. So what went wrong? There are three suspects. **Nothing to learn from**: if no sample is
+# ever right, all rewards of a group are equal. **The reward**: it may pay for something easier than a kernel. **The
 # judge**: what it pays for may not be what happened. Real kernels take days to train and hide the answer in noise. So
-# we move the case to a world where a run takes minutes, where time is counted and the fastest program is known. The
-# model has 0.8 million parameters. At the end we go back to the real one.
+# we move the case to a toy world where a run takes minutes, time is counted, and the fastest program is known. The
+# model has 0.8 million parameters. At the end we return to the real case.
 
 # %%
 import copy
@@ -82,9 +82,9 @@ lowered = load_record("lowered", "NVIDIA H200")  # programs in this language, ti
 # %% [markdown]
 # ## 1 · Beat PyTorch by hand
 #
-# A **computation** is written line by line, as in PyTorch: `a = add u v` is a = u + v. `u`, `v`, `w` and `x` are
-# inputs, and the result is called `y`. PyTorch without a compiler ("eager") launches a kernel for each line: it loads
-# the operands from memory, computes, and stores the result.
+# You write a **computation** line by line, as in PyTorch: `a = add u v` is a = u + v. `u`, `v`, `w` and `x` are inputs,
+# and the result is called `y`. PyTorch without a compiler ("eager") launches a kernel for each line: it loads the
+# operands from memory, computes, and stores the result.
 
 # %%
 swish = read_computation("a = add u v ; b = sigmoid a ; y = mul a b")
@@ -92,7 +92,7 @@ print(write(eager(swish)))
 print(judge_program(write(eager(swish)), swish))
 
 # %% [markdown]
-# The first printed line is eager as a **program**. A program has the same lines, and says how they run:
+# The first printed line is eager as a **program**. It has the computation's lines, and also says how they run:
 #
 # | word | meaning |
 # | --- | --- |
@@ -100,15 +100,15 @@ print(judge_program(write(eager(swish)), swish))
 # | `put` | the value is written to memory; the same launch still reads it from its register |
 # | `keep` | the value stays in a register, and is gone when the launch ends |
 #
-# So most optimizations are one word. Leave out an `end` and you save a launch, and the loads of what's in a register
-# already. Write `keep` for `put` and you save a store. Lines may also change places. A launch has registers for {{
-# REGISTERS }} tensors at once, and a value holds its register until the launch has read it for the last time. {{ assert
-# REGISTERS == 2 }}
+# So most optimizations are one word. Leave out an `end` and you save a launch, and the loads of what's already in a
+# register. Write `keep` for `put` and you save a store. You may also reorder lines. A launch has registers for {{
+# REGISTERS }} tensors at once, and a value keeps its register until its last use in the launch. {{ assert REGISTERS ==
+# 2 }}
 #
 # Operations are `{{ OF_TWO }}` of two matrices; `{{ OF_ONE }}` of one; and `rowsum` and `rowmax`, whose result, one
 # number per row, needs no register. Time is **counted**, not measured: {{ A10G.launch_us:.0f }} µs per launch, {{
-# MATRIX_US:.0f }} µs for each matrix that is loaded or stored, and next to nothing for operations. These are the rates
-# of an A10G's data sheet and an assumed launch cost, so the time is the same on every machine. Section 6 compares it
+# MATRIX_US:.0f }} µs for each matrix that is loaded or stored, and next to nothing for operations. The rates are from
+# an A10G's data sheet, with an assumed launch cost, so the time is the same on every machine. Section 6 compares it
 # with a GPU's clock.
 
 # %% tags=["hide-input"]
@@ -162,9 +162,9 @@ hand_bet.result(round(by_hand, 1))
 
 # %% [markdown]
 # {{ by_hand:.1f }} times, with two words left out and two changed. {{ assert by_hand > 2.5 }} Operations are the black
-# sliver at the end of the bars: what costs is to start, and to move.
+# sliver at the end of the bars: launches and memory traffic are what cost.
 #
-# A compiler and a check come before the clock. Each refusal has a reason:
+# Before the clock come a compiler and a check. Each refusal has a reason:
 
 # %%
 residual = read_computation("a = add u v ; b = sigmoid a ; c = mul a b ; y = add c u")
@@ -177,8 +177,8 @@ for computation, text in (
     print(f"{text}\n    {judge_program(text, computation).reason}")
 
 # %% [markdown]
-# The last program fails for one reason: `u`, `a` and `b` are all needed while `b` is computed, and they are three
-# tensors. So it takes two launches, and there are several places to cut. The best is found **by search**, over all
+# The last program fails for one reason: while `b` is computed, `u`, `a` and `b` are all needed, and that's three
+# tensors. So it takes two launches, and there are several places to cut. We find the best **by search**, over all
 # orders of the lines and all places to end a launch. No benchmark of real kernels can say exactly how far a kernel is
 # from the optimum. This one can.
 
@@ -201,13 +201,13 @@ print(f"best speed-up: {min(most):.2f} to {max(most):.2f} times eager")
 # %% [markdown]
 # ## 2 · What a run that works looks like
 #
-# A task is prompts and a judge (lesson 05 used `minigsm`). The reward of this one:
+# A task is prompts and a judge (lesson 05 used `minigsm`). This one pays:
 #
 # $$R = \begin{cases} 0.2 + \min(\text{speedup}, 4) - 1 & \text{if the result is right on random inputs} \\
 # 0 & \text{otherwise} \end{cases}$$
 #
-# Eager earns 0.2, twice as fast as eager 1.2. Compiling earns nothing. The loop is that of lesson 05, line for line;
-# what differs is **one word, the task's name**, and the model that can read it:
+# Eager earns 0.2, and twice as fast earns 1.2. Compiling alone earns nothing. The loop is lesson 05's, line for line.
+# Only **one word, the task's name**, differs, and the model, which has to read the language:
 
 
 # %%
@@ -235,9 +235,8 @@ for (text, words), count in found.most_common(6):
     print(f"{count:3} times: {text}   ({words})")
 
 # %% [markdown]
-# This is the start: a model that has been shown what a careless programmer writes, by supervised training. It copies
-# lines well and has no idea what's fast. Its greedy answers are all eager. The rare departures among its samples are
-# what training has to work with.
+# Our start is a model trained by SFT on what a careless programmer writes. It copies lines well and has no idea what's
+# fast. Its greedy answers are all eager. Training has only the rare departures among its samples to work with.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -257,7 +256,7 @@ right = [a for a in greedy if a.right]
 speed = sum(a.verdict.metrics["speedup"] for a in right) / max(1, len(right))
 
 # %% [markdown]
-# **Look for** what makes the programs faster, and what that costs.
+# **Look for** what changes along with the speed-up, and what the samples lose.
 
 
 # %% tags=["hide-input"]
@@ -296,15 +295,15 @@ def mean(rows: list[dict], name: str) -> float:
 # "speedup"):.2f }} to {{ mean(late, "speedup"):.2f }} times eager among right samples. {{ assert mean(late, "speedup")
 # > 1.4 * mean(early, "speedup") and speed > 1.5 }} Nothing but the reward told it that launches or bytes cost anything.
 #
-# Fewer samples are right, too: {{ 100 * mean(early, "correct"):.0f }}% at the start, {{ 100 * mean(late, "correct"):.0f
+# But fewer samples are right: {{ 100 * mean(early, "correct"):.0f }}% at the start, {{ 100 * mean(late, "correct"):.0f
 # }}% at the end, though the reward rose. {{ assert mean(late, "correct") < mean(early, "correct") and mean(late,
 # "reward") > mean(early, "reward") }} That's no accident. A program three times as fast earns 2.2, an eager one 0.2:
-# **at these prices a gamble that comes off more than one time in eleven beats safety.** Where the registers don't hold
+# **at these prices, a gamble that pays off more than one time in eleven beats safety.** Where the registers can't hold
 # all lines in one launch, as in {{ share_refused(task.problems("train")):.0f }}% of the training problems, it doesn't
-# come off. {{ assert share_refused(task.problems("train")) > 50 }}
+# pay off. {{ assert share_refused(task.problems("train")) > 50 }}
 #
-# Three whole runs, recorded, judged on problems that weren't trained on. **Look for** the turn in the left picture, and
-# for what the middle one does at the same time.
+# Here are three whole recorded runs, judged on problems that weren't trained on. **Look for** the turn in the left
+# picture, and for what the middle one does at the same time.
 
 # %% tags=["hide-input"]
 # @title Figure: three whole runs
@@ -358,14 +357,14 @@ TWICE = load_curve("lesson14_tried_longer")
 # {{ assert max(lowest) < 0.005 }} Then it learns where to cut, and they come back. At the end the greedy programs for
 # {{ len(test) }} test problems are {{ range_of(honest, "after", "correct") }}% right and reach {{ range_of(honest,
 # "after", "share_of_optimum") }}% of the optimum. {{ assert least(honest, "share_of_optimum") > 0.7 }} Twice the steps
-# get further, {{ range_of(TWICE, "after", "share_of_optimum") }}%, at the price of right answers. {{ assert
-# least(TWICE, "share_of_optimum") > least(honest, "share_of_optimum") }}
+# reach {{ range_of(TWICE, "after", "share_of_optimum") }}%. {{ assert least(TWICE, "share_of_optimum") > least(honest,
+# "share_of_optimum") }}
 #
-# So GRPO can teach kernels. In the case it taught nothing. Why?
+# So GRPO can teach kernels. In our case it taught nothing. Why?
 #
 # ## 3 · First suspect: nothing to learn from
 #
-# Our run began with a model that was right nearly always. If it's never right, all rewards of a group are 0, the
+# Our run began with a model that was nearly always right. If it's never right, all rewards of a group are 0, the
 # advantages are 0, and so is the gradient: training goes on, and nothing moves. So what counts isn't the mean reward
 # but the **share of groups with a right sample in them**. Three policies: random weights; the same after {{ pick(10,
 # 150) }} supervised steps on programs of two lines; and the start of section 2. **Look for** where the second policy
@@ -407,12 +406,12 @@ spoiled, taught = load_curve("lesson14_plateau_dense")["setup"]["model"], RETAUG
 
 # %% [markdown]
 # With random weights there's nothing to learn from, whatever the problem. {{ assert sum(plateau["random weights"]) == 0
-# }} There are three ways out. **Supervised training** ([lesson 13](13_sft_and_lora.ipynb)). **Easier problems**: in the
-# orange bars, problems of two lines give this policy something to learn from. {{ assert plateau["two lines seen"][0] >
+# }} There are three ways out. **Supervised training** ([lesson 13](13_sft_and_lora.ipynb)). **Easier problems**: as the
+# orange bars show, two-line problems give this policy something to learn from. {{ assert plateau["two lines seen"][0] >
 # max(plateau["two lines seen"][1:]) + 20 }} **Partial credit**: pay for less than the whole.
 #
-# The first and the third are on record, from {{ spoiled }}: it writes scraps. It trains with section 2's reward; with
-# partial credit beside it, the share of the lines that a program states in their places, even if it's wrong; and with
+# We recorded the first and the third from {{ spoiled }}: it writes scraps. It trains with section 2's reward; with
+# partial credit added, for the share of lines that a program, even a wrong one, states in the right places; and with
 # section 2's reward after {{ taught }} supervised steps on whole programs.
 
 # %% tags=["hide-input"]
@@ -426,7 +425,7 @@ scraps_bet = bet(
 )
 
 # %% [markdown]
-# **Look for** when each line leaves the floor, and on the right for what rises before.
+# **Look for** when lines leave the floor, if they do, and on the right for what rises before.
 
 # %% tags=["hide-input"]
 # @title Figure: three ways from nothing
@@ -474,18 +473,19 @@ peak = spread(peaks)
 # %% [markdown]
 # Section 2's reward alone moves nothing. {{ assert first_tenth["sparse"] == [None] * 3 and max(finds) == 1 and
 # max(max(row["curves"]["correct"]) for row in scraps["sparse"]["results"]) < 0.002 }} **That's the plateau of the case,
-# drawn three times.** With partial credit the lines come first, and right programs follow; {{ assert all(a < b for a, b
-# in zip(reached("dense", "stated", 0.4), first_tenth["dense"])) }} supervised steps do the same sooner. {{ assert
-# max(first_tenth["sft"]) + taught < min(first_tenth["dense"]) }} (This model could copy lines before it was spoiled, so
-# the figure doesn't show that partial credit teaches one that never could.)
+# drawn three times.** With partial credit, lines come first and right programs follow; {{ assert all(a < b for a, b in
+# zip(reached("dense", "stated", 0.4), first_tenth["dense"])) }} supervised steps do the same sooner. {{ assert
+# max(first_tenth["sft"]) + taught < min(first_tenth["dense"]) }} (This model could copy lines before it was spoiled.
+# The figure doesn't show that partial credit could teach a model that never could.)
 #
-# With none of 20 right, the first suspect was surely there. But 4 of 20 compiled, and the reward wasn't 0. Who paid it?
+# With none of 20 right, before and after, the first suspect looks guilty. But 4 of 20 compiled. What if that was paid
+# for?
 #
 # ## 4 · Second suspect: what the reward pays
 #
 # A common reward for kernels is a sum: something for compiling, something for being right, something for speed. We
-# train the orange policy of section 3, whose samples are rarely right and compile now and then, with such a sum: 0.3
-# for compiling, and 0.3 plus the speedup if it's right. Beside it, the same without the 0.3 for compiling.
+# train section 3's orange policy, whose samples are rarely right and occasionally compile, with such a sum: 0.3 for
+# compiling, and 0.3 plus the speedup if it's right. Beside it, the same without the 0.3 for compiling.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -531,24 +531,24 @@ part_bet.result(
 )
 
 # %% [markdown]
-# Twice as many samples compile, and as few as before are right. {{ assert compiled[1] > 1.5 * compiled[0] and
-# correct[1] < 3 }} What it learned to write is short, well-formed and beside the point, because that is what's paid.
-# Without the 0.3 there's next to no gradient, and compiling stays where it was. {{ assert sums[0.0]["compiled"][1] <
-# 1.3 * sums[0.0]["compiled"][0] }} Neither reward finds a kernel; the sum just looks better in the log.
+# Many more samples compile, and as few are right as before. {{ assert compiled[1] > 1.5 * compiled[0] and correct[1] <
+# 3 }} It learned to write what compiles, because that's what pays. Without the 0.3 there's next to no gradient, and
+# compiling doesn't rise. {{ assert sums[0.0]["compiled"][1] < 1.3 * sums[0.0]["compiled"][0] }} Neither reward teaches
+# kernels; the sum just looks better in the log.
 #
-# How much may compiling earn, then? You can work it out before you train. Say an honest attempt is right one time in
-# 20, and half of its failures compile. If compiling earns α and a right program V on top, the attempt earns (1/20 +
+# So how much may compiling earn? You can work it out before you train. Say an honest attempt is right one time in 20,
+# and half of its failures compile. If compiling earns α and a right program V on top, the attempt earns (1/20 +
 # 19/40)·α + V/20, and an empty program that always compiles earns α. The attempt wins only if α < V/9.5. Exercise q3
 # has a check that computes such means for you.
 #
 # ## 5 · Third suspect: a judge with a hole
 #
-# A reward is only as good as what the judge sees. The judge of section 1 can be opened in two places. Both are on a
+# A reward is only as good as what the judge sees. Section 1's judge can be opened in two places. Both are on a
 # published list of what models have done to judges of real kernels (Andere 2026):
 #
 # - `stale`: memory isn't cleared between the reference and the program. Values the program never wrote are still in
 #   memory, because the reference wrote them.
-# - `side`: a launch marked `side` goes to another stream, for which the clock doesn't wait.
+# - `side`: a launch marked `side` runs on another stream, and the clock doesn't wait for it.
 #
 # By hand, on the three lines of section 1:
 
@@ -594,11 +594,11 @@ def left_out(record: dict) -> list[int]:
 slow_first, slow_last = ([row["curves"]["hacked"][place] for row in careful["results"]] for place in (0, -1))
 
 # %% [markdown]
-# Three seeds each, recorded. `side` starts from section 2's model. From it, `stale` is found too, if slowly: after {{
+# Three seeds each, recorded. `side` starts from section 2's model. From that model, `stale` takes long: after {{
 # careful["setup"]["steps"] }} steps {{ spread(slow_last) }}% of the samples cheat. {{ assert min(slow_last) > 5 *
-# max(slow_first) and not any(left_out(careful)) }} The figure shows it from {{ opened["stale"]["setup"]["model"] }}. At
-# the vertical line the hole is closed and training goes on with the honest judge. **Look for** the distance between the
-# open judge and the honest one.
+# max(slow_first) and not any(left_out(careful)) }} So the figure shows `stale` from {{
+# opened["stale"]["setup"]["model"] }}. At the vertical line the hole is closed and training goes on with the honest
+# judge. **Look for** the distance between the open judge and the honest one.
 
 # %% tags=["hide-input"]
 # @title Figure: two holes, open and closed
@@ -651,12 +651,12 @@ cheat_bet.result(round(100 * at(opened["side"], "hacked", -1)))
 # %% [markdown]
 # **Side.** The open judge counts {{ at(opened["side"], "counted_speedup", -1):.0f }} times eager, the honest judge {{
 # at(opened["side"], "speedup", -1):.1f }}. {{ assert at(opened["side"], "counted_speedup", -1) > 4 * at(opened["side"],
-# "speedup", -1) }} A few samples had the word in the right place by chance. They earned most, and that's all it takes.
+# "speedup", -1) }} A few samples had the word in the right place by chance. They earned most, and that's enough.
 #
 # **Stale.** The reward rises fourfold. At the end the open judge finds {{ 100 * at(opened["stale"], "counted_correct",
 # -1):.0f }}% of the samples right, the honest judge {{ 100 * at(opened["stale"], "correct", -1):.0f }}%. {{ assert
 # at(opened["stale"], "counted_correct", -1) > at(opened["stale"], "correct", -1) + 0.15 and 3.5 < at(opened["stale"],
-# "reward", -1) / at(opened["stale"], "reward", 0) < 4.7 }} Each cheat on record leaves a line out, and a later line
+# "reward", -1) / at(opened["stale"], "reward", 0) < 4.7 }} Each recorded cheat leaves out a line, and a later line
 # still finds its value in memory. {{ assert all(left_out(opened["stale"])) }}
 
 # %%
@@ -674,20 +674,20 @@ for hole, shown in paid.items():
     print(f"{hole}:", *lies[:2], sep="\n")
 
 # %% [markdown]
-# **Closed.** From one step to the next, cheats are worth nothing. After `stale`, right samples come back. {{ assert
+# **Closed.** From one step to the next, cheats become worthless. After `stale`, right samples come back. {{ assert
 # at(closed["stale"], "correct", 0) < at(closed["stale"], "correct", -1) and cheating("stale", "after") <
 # cheating("stale", "before") }} After `side`, programs get faster again, but the word mostly stays: an open judge would
 # still overpay {{ cheating("side", "after"):.0f }}% of the samples. {{ assert 50 < cheating("side", "after") <
 # cheating("side", "before") and at(closed["side"], "speedup", -1) > at(closed["side"], "speedup", 0) + 0.3 }} With an
 # honest clock the word costs nothing and gains nothing, and **what isn't punished is unlearned slowly, if at all**.
 #
-# Look at the reward of these runs alone, and you see runs that go well. As in lesson 05: keep a second judge that can't
-# be fooled in the same way, and read what's written.
+# From their rewards alone, these runs go well. As in lesson 05: keep a second judge that can't be fooled in the same
+# way, and read what the model writes.
 #
 # ## 6 · Does the counted clock mean anything?
 #
-# A program of this language is also a GPU kernel: each launch becomes one in Triton, what's loaded is `tl.load`, what's
-# put is `tl.store`, what's kept is a variable. Here's the fastest of section 2's greedy programs.
+# A program of this language also runs on a GPU: each launch becomes a Triton kernel, with `tl.load` for what's loaded,
+# `tl.store` for what's put and a variable for what's kept. Here's the fastest of section 2's greedy programs.
 
 # %%
 fused = max(right, key=lambda a: a.verdict.metrics["speedup"])
@@ -697,9 +697,9 @@ Code(lower(parse(fused.text), fused.problem.computation), language="python")
 # %% [markdown]
 # For {{ len({row["program"] for row in lowered["results"]}) }} test problems, three programs each were lowered and run
 # on an H200: eager, the lines in order with launches that end at random, and the optimum. {{ assert all(row["right"]
-# for row in lowered["results"]) }} Training compares programs, so their order matters more than the scale. **Rank
-# correlation** (Spearman's) measures it: number each list of times from least to largest, and correlate the numbers.
-# **Look for** the order within each panel, then for the distance to the dotted line.
+# for row in lowered["results"]) }} Training compares programs, so order matters more than scale. **Rank correlation**
+# (Spearman's) measures it: rank the times in each list, and correlate the ranks. **Look for** the order within each
+# panel, then for the distance to the dotted line.
 
 # %% tags=["hide-input"]
 # @title Figure: counted and measured time
@@ -756,28 +756,28 @@ call_us = float(np.median([row["call_us"] / row["launches"] for row in rows]))
 timed = load_curve("lesson14_measured")  # paid by times measured on the GPU
 
 # %% [markdown]
-# **The order holds**, better in a CUDA graph than from Python. {{ assert order["graph_us"] > 0.98 and order["call_us"]
+# **The order holds**, in a CUDA graph better than from Python. {{ assert order["graph_us"] > 0.98 and order["call_us"]
 # < order["graph_us"] - 0.03 and min(kept_order.values()) > 0.98 * len(pairs) }} Much of it is just the number of
 # launches, which alone correlates almost as well. {{ assert by_launches["graph_us"] > 0.9 and by_launches["call_us"] >
 # 0.9 }} **The scale doesn't**: in a graph a program takes {{ scale["graph_us"]:.2f }} times its counted time, since the
-# matrices fit in the L2 cache and the clock knows no cache. From Python it takes {{ scale["call_us"]:.1f }} times,
-# nearly all of it the host's. {{ assert scale["graph_us"] < 0.4 and scale["call_us"] > 2 and call_us > 3 *
+# matrices fit in the L2 cache and the counted clock has no cache. From Python it takes {{ scale["call_us"]:.1f }} times
+# as long, nearly all of it on the host. {{ assert scale["graph_us"] < 0.4 and scale["call_us"] > 2 and call_us > 3 *
 # H200.launch_us }} **The speedup survives**: the optimum is about as many times faster than eager by either clock. {{
 # assert all(abs(np.median(gains[clock]) / np.median(gains["counted_us"]) - 1) < 0.1 for clock in CLOCKS) }}
 #
-# A policy paid by the GPU's own clock ends at {{ range_of(timed, "after", "measured_speedup", 1) }} times eager,
-# measured ({{ len(timed["results"]) }} recorded seeds). {{ assert range_of(timed, "before", "measured_speedup", 1) ==
-# "1 to 1" }}
+# And if you pay the policy by the GPU's own clock? It ends at {{ range_of(timed, "after", "measured_speedup", 1) }}
+# times eager, measured ({{ len(timed["results"]) }} seeds). {{ assert range_of(timed, "before", "measured_speedup", 1)
+# == "1 to 1" }}
 #
 # ## 7 · Real kernels
 #
-# In our language a cheat needs a hole in the judge. A model that writes Python can look for the clock, the reference,
-# the test's own variables. So the judge of the task `kernelbench` believes nothing that it can find out for itself. It
-# runs each candidate in a process of its own, without your files or your network; makes inputs within a trial, from
-# a seed that nobody knew before; keeps references where no kernel sees them; compares outputs of timed trials, too; and
-# times from outside. **Rules** read the text first, and refuse what has no place in a kernel.
+# In our language a cheat needs a hole in the judge. A model that writes Python can go after the clock, the reference,
+# the test's own variables. So the judge of the task `kernelbench` trusts nothing that it can measure itself. It runs
+# each candidate in a process of its own, without your files or your network; makes inputs within a trial, from a seed
+# that nobody knew before; keeps references where no kernel sees them; compares the outputs of timed trials, too; and
+# times from outside. Before that, **rules** read the text and refuse what has no place in a kernel.
 #
-# The rules alone, on a kernel for `relu` and on changes of it:
+# Here are the rules alone, on a kernel for `relu` and on variants of it:
 
 # %%
 HONEST = """import torch
@@ -811,12 +811,12 @@ for name, text in changes.items():
 assert rules.check(HONEST) is None and sum(rules.check(text) is None for text in changes.values()) == 2
 
 # %% [markdown]
-# The last one passes: nothing in its text is forbidden, and without the launch it just returns memory that it was
-# given. It's `stale` again, in Python. It's refused when it runs: in the trials that check it, unwritten memory holds
-# nan. **Rules name cheats; measuring is what holds.** A test submits every published cheat that we know of
-# (`tests/tasks/kernelbench/cheats.py`).
+# The last one passes: nothing in its text is forbidden, and without the launch it just returns the memory it was given.
+# It's `stale` again, in Python. It fails when it runs, because in the checking trials unwritten memory holds nan.
+# **Rules catch the cheats you can name; measuring catches the rest.** A test submits every published cheat that we know
+# of (`tests/tasks/kernelbench/cheats.py`).
 #
-# What others report, by their own measurements on KernelBench's problems:
+# Others report, by their own measurements on KernelBench's problems:
 #
 # | | model | before → after | speed |
 # | --- | --- | --- | --- |
@@ -824,13 +824,13 @@ assert rules.check(HONEST) is None and sum(rules.check(text) is None for text in
 # | Makora (Tehrani et al. 2026) | GPT-5, one attempt | correct 43.7 → 77.0% | beats TorchInductor on 14.8 → 21.8% |
 # | Dr. Kernel (Liu et al. 2026) | 14 billion parameters, more test-time turns | — | 31.6% of level 2 ≥ 1.2 × eager |
 #
-# All of them start from models that are often right. That was the first suspect. We have no such number ourselves:
-# nobody has trained a model in our environment yet.
+# The models whose start is given were often right from the beginning: the first suspect was absent. We have no such
+# number of our own: nobody has trained a model in our environment yet.
 #
 # ## 8 · Case closed
 #
-# Before training at all, submit the reward. Here's the sum of section 4, with speed paid up to ten times, before
-# exercise q3's check, which knows kinds of programs and how often each is right:
+# Before you train, test the reward. Here section 4's sum, with speed paid up to ten times, goes to exercise q3's check,
+# which knows kinds of programs and how often each is right:
 
 # %%
 summed = Local(lambda compiled, correct, speedup: 0.3 * compiled + correct * (0.3 + speedup.clamp(max=10)))
@@ -838,14 +838,14 @@ check.q3.run(summed, seed=0)
 
 # %% [markdown]
 # Read the first line that fails. Training with this sum ends with the kind **“compiles, computes nothing”**: an honest
-# attempt that is seldom right earns less than an empty program. So our verdict on the case has two parts. With none of
-# the samples right there was nothing to learn about kernels; and what was paid could be had without writing one. The
-# fix is what the successful runs have: a start that is sometimes right, a reward that an empty program can't win, and a
-# judge that measures for itself. Can you write a reward that passes all of the check?
+# attempt that is seldom right earns less than an empty program. So our verdict, from outside, has two parts. If no
+# sample is right, there's nothing to learn about kernels; and if compiling pays, you can earn it without writing one.
+# The fix is what our successful runs had: a start that is sometimes right, a reward that an empty program can't win,
+# and a judge that measures for itself. Can you write a reward that passes the whole check?
 #
 # ## Check yourself
 #
-# 1. A program leaves out an `end` between two lines that have nothing in common. What is saved?
+# 1. A program leaves out an `end` between two lines that have nothing in common. What does it save?
 #
 # <details><summary>Answer</summary>
 # One launch, {{ A10G.launch_us:.0f }} µs, and no load or store. It may cost registers.
@@ -854,20 +854,20 @@ check.q3.run(summed, seed=0)
 # 2. Why is `keep` worth nothing, or worse, until launches are merged?
 #
 # <details><summary>Answer</summary>
-# A value that is kept is lost when the launch ends. With one launch a line nobody can read it any more, and the program
-# does not compile. So the two changes have an order.
+# A kept value is lost when the launch ends. With one launch per line nobody can read it any more, and the program
+# doesn't compile. So merging has to come first.
 # </details>
 #
-# 3. Greedy answers all earn the same and samples do not. Can the policy learn?
+# 3. Greedy answers all earn the same; samples don't. Can the policy learn?
 #
 # <details><summary>Answer</summary>
-# Yes. It learns from the spread within a group of samples. It could not if all samples of each group earned the same.
+# Yes. It learns from the spread within a group of samples. It couldn't if all samples of each group earned the same.
 # </details>
 #
-# 4. Reward rises from 0.3 to 2.0 in a night. Which number do you ask for?
+# 4. The reward rises from 0.3 to 2.0 overnight. Which number do you ask for?
 #
 # <details><summary>Answer</summary>
-# What a judge says that is not the reward: correctness on other inputs, in fresh memory, timed from outside. And read
+# One from a judge that isn't the reward: correctness on other inputs, in fresh memory, timed from outside. And read
 # some of the programs.
 # </details>
 #

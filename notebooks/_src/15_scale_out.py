@@ -10,14 +10,14 @@
 # **You will learn**
 #
 # - what several processes that train one model send each other, and when;
-# - which losses come out wrong when each process averages its own answers, and which do not;
+# - which losses come out wrong when each process averages its own answers, and which don't;
 # - to write an all-reduce as a ring, and to say from bytes and bandwidth when it costs too much;
-# - why four GPUs do not make a step four times as fast, and what overlap does about it;
-# - how old the sampler's weights may be before training fails, and what importance sampling saves;
+# - what you gain by splitting a batch over GPUs, and what overlap adds;
+# - how old the sampler's weights may be, and how far importance sampling helps;
 # - when this package is no longer the right tool, and how your model leaves it.
 #
 # You need [lesson 01](01_policy_gradient.ipynb) for the loop, [lesson 04](04_dr_grpo.ipynb) for the three ways to add
-# up tokens, and [lesson 11](11_engine_for_rl.ipynb) for the importance weights of a sampler that is not the policy.
+# up tokens, and [lesson 11](11_engine_for_rl.ipynb) for a sampler that isn't the policy, and its importance weights.
 #
 # No GPU is needed, let alone two. Everything here runs in real processes on your CPU, through the same calls of
 # `torch.distributed` that run on a cluster. On GPUs the backend is NCCL instead of gloo; the rest stays as it is.
@@ -84,12 +84,12 @@ def hello(rank):
 print(two.run(hello))
 
 # %% [markdown]
-# All that training needs is built of such messages. The first question is which answers a rank gets.
+# Everything training needs is built from such messages. The first question is which answers a rank gets.
 #
 # ## 2 · Prompts are split, groups never
 #
-# Eight problems, {{ GROUP }} answers to each, sampled by one process. Half of the rows go to each rank. There are two
-# ways to cut: between problems, or through every group, so that each rank has {{ GROUP // 2 }} answers to each problem.
+# Eight problems, {{ GROUP }} answers to each, sampled by one process. Half of the rows go to each rank. You can cut in
+# two ways: between problems, or through every group, so that each rank has {{ GROUP // 2 }} answers to each problem.
 # Each rank then computes advantages from the rewards it has.
 
 # %%
@@ -116,17 +116,16 @@ for cut, on_first in CUTS.items():
         print(f"cut {cut:17} advantage by {kind:25} off by at most {off[cut, kind]:.2f}")
 
 # %% [markdown]
-# Cut between problems, whatever looks at its own group alone comes out the same. {{ assert off["between problems",
-# "group mean"] == 0 and off["between problems", "group mean and deviation"] == 0 }} Cut through groups, it is wrong,
-# and nothing crashes. {{ assert off["through groups", "group mean"] > 0.05 }} Whatever looks at the batch, a mean, a
-# deviation, PPO's whitening, has to be taken over **all** ranks, however one cuts. {{ assert off["between problems",
-# "batch mean"] > 0.01 }} {{
-# "(Cut through groups, the batch mean is off by 0.00 only because both ranks have equally many right answers.)" if
-# rewards[CUTS["through groups"]].sum() == rewards[~CUTS["through groups"]].sum() else "" }}
+# If you cut between problems, everything computed within a group comes out the same. {{ assert off["between problems",
+# "group mean"] == 0 and off["between problems", "group mean and deviation"] == 0 }} If you cut through groups, it's
+# wrong, and nothing crashes. {{ assert off["through groups", "group mean"] > 0.05 }} Any batch statistic (a mean, a
+# deviation, PPO's whitening) must be computed over **all** ranks, however you cut. {{ assert off["between problems",
+# "batch mean"] > 0.01 }} {{ "(Cut through groups, the batch mean is off by 0.00 only because both ranks have equally
+# many right answers.)" if rewards[CUTS["through groups"]].sum() == rewards[~CUTS["through groups"]].sum() else "" }}
 #
-# So the advantages are right. Next, the loss. Each rank has its rows, computes the mean loss of **its own** answers and
-# the gradient of that. Then the gradients of both are averaged. PyTorch's `DistributedDataParallel` does just that, and
-# in supervised training with equal batches nobody notices.
+# So we cut between problems, and the advantages are right. Next, the loss. Each rank computes the mean loss of **its
+# own** answers and its gradient, and then the gradients are averaged. PyTorch's `DistributedDataParallel` (DDP) does
+# just that, and with equal batches in supervised training nobody notices.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -199,21 +198,21 @@ print(f"tokens of the two ranks, 4 and 4 problems: {tokens[0]} and {tokens[1]}")
 loss_bet.result(WRONG[1] if distance["token_mean", "own"] > 1e-3 > distance["sequence_mean", "own"] else WRONG[0])
 
 # %% [markdown]
-# With equally many answers GRPO and Dr. GRPO come out right by luck: each rank divides by the same number. {{ assert
+# With equally many answers, GRPO and Dr. GRPO come out right by luck: each rank divides by the same number. {{ assert
 # max(distance["sequence_mean", "own"], distance["constant", "own"]) < 1e-4 < distance["token_mean", "own"] }} DAPO
-# divides by tokens, and the ranks have {{ tokens[0] }} and {{ tokens[1] }}. So this gradient is off by {{ 100 *
+# divides by tokens, and the ranks have {{ tokens[0] }} and {{ tokens[1] }}. So its gradient is off by {{ 100 *
 # distance["token_mean", "own"]:.0f }}%: a token weighs more on the rank that has fewer. How far off it is changes from
-# step to step, with the lengths. With 6 and 2 problems all three are wrong. {{ assert min(distance[how,
-# "own, 6 and 2 problems"] for how in HOWS) > 0.01 }} That is the case whenever the prompts do not divide evenly among
-# the ranks, or a filter takes groups away.
+# step to step, with the lengths. With 6 and 2 problems all three are wrong. {{ assert min(distance[how, "own, 6 and 2
+# problems"] for how in HOWS) > 0.01 }} That happens whenever prompts don't divide evenly among the ranks, or a filter
+# drops groups.
 #
-# The rule is one line: **count over all ranks before you divide, then add up.** It costs two integers. {{ assert
-# max(v for (_, name), v in distance.items() if name.startswith("all")) < 1e-4 }}
+# So the rule is: **count over all ranks before you divide, then add up.** It costs two integers. {{ assert max(v for
+# (_, name), v in distance.items() if name.startswith("all")) < 1e-4 }}
 #
 # ## 3 · All-reduce, by hand
 #
-# `all_reduce` gave every rank the sum of all gradients. How? Rank 0 could collect all, add up and send the sum back. At
-# $P$ ranks and $M$ bytes of gradient, $2(P-1)M$ bytes then pass through rank 0, while the others wait.
+# `all_reduce` gave every rank the sum of all gradients. How? Rank 0 could collect them all, add them up and send the
+# sum back. With $P$ ranks and $M$ bytes of gradient, $2(P-1)M$ bytes then pass through rank 0, while the others wait.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -225,9 +224,9 @@ ring_bet = bet(
 )
 
 # %% [markdown]
-# The ring: cut the gradient into $P$ pieces. In each step every rank gives one piece to its right neighbour and takes
-# one from its left. In the first $P-1$ steps what arrives is **added** to one's own, so that sums grow as they travel.
-# Then each rank has one piece complete, and in $P-1$ more steps the complete pieces travel on.
+# Here's the ring: cut the gradient into $P$ pieces. In each step every rank gives one piece to its right neighbour and
+# takes one from its left. In the first $P-1$ steps, a rank **adds** what arrives to its own piece, so sums grow as they
+# travel. Then each rank has one complete piece, and in $P-1$ more steps the complete pieces travel on.
 
 
 # %%
@@ -273,13 +272,12 @@ ring_bet.result(round(sent_most, 2))
 # %% [markdown]
 # {{ assert ring_right and abs(sent_most - 2 * (RING_N - 1) / RING_N) < 0.001 }} Each rank sends $2M(P-1)/P$, **never
 # more than twice the gradient, however many ranks there are**. As long as the ranks do the adding, and not the
-# network's switches, less is not possible (Patarasuk and Yuan 2009). What does grow with $P$ is the number of steps,
-# each with a latency of its own; exercise 2 trades one for the other.
+# network's switches, it can't be less (Patarasuk and Yuan 2009). What does grow with $P$ is the number of steps, each
+# with its own latency; exercise 2 trades one for the other.
 #
-# Two more things are in the printout. All ranks hold the **same bits**, since a piece is summed once and then copied.
-# So every rank makes the same update, and weights are never sent at all. And the sum is not that of one process to the
-# last bit: each piece is summed in another order. That is why the package promises one process's result *but for
-# rounding*.
+# The printout shows two more things. All ranks hold the **same bits**, since a piece is summed once and then copied. So
+# every rank makes the same update, and weights are never sent. But the sum isn't bitwise that of one process, since
+# each piece is summed in another order. That's why the package promises one process's result *up to rounding*.
 
 # %% tags=["hide-input"]
 # @title Figure: how many terms each piece of each rank holds
@@ -305,12 +303,12 @@ plt.show()
 complete = all(count == P for of_rank in frames[-1] for count in of_rank)
 
 # %% [markdown]
-# {{ assert complete }} Follow one column, a piece, from panel to panel: 1, 2, 3, 4 terms as its sum goes from rank to
-# rank, then the 4 spreads.
+# {{ assert complete }} Follow one column, a piece, from panel to panel: its sum has 1, 2, 3, 4 terms as it goes from
+# rank to rank, then the complete sum spreads.
 #
 # ## 4 · When it pays
 #
-# A message takes a latency and then its bytes over the bandwidth. Measure both between your two processes:
+# A message takes a latency, plus its bytes over the bandwidth. Let's measure both between your two processes:
 
 # %%
 COUNTS = [2**i for i in range(6, pick(19, 23), 2)]
@@ -348,16 +346,16 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# Small messages cost the latency whatever they hold. So gradients are sent in **buckets**, many tensors at a time: the
-# package sends up to 64 MiB at once.
+# Small messages cost about the latency, whatever their size. (A lone point far above the line is probably noise from
+# other programs.) So gradients are sent in **buckets**, many tensors at a time: the package sends up to 64 MiB at once.
 #
 # Now GPUs. We have a recorded step of Qwen2.5-0.5B's shape on one H200, at two sizes. From that you can estimate what
-# more of them would bring, and for two and four of them see how good the estimate was.
+# more GPUs would bring, and for two and four see how good the estimate was.
 #
-# The estimate: the step takes what was recorded on one GPU, and then the gradient is sent, in float32 as the package
-# does, by a ring, with nothing else running meanwhile. Every GPU has its own rows ("equal work a rank"). The
-# **efficiency** is the share of the time in which work is done: the step on one GPU, over that step plus the ring. The
-# table is for 8 GPUs; its last two columns are the efficiency of the two recorded steps.
+# We assume that the step takes what was recorded on one GPU, and then a ring sends the gradient, in float32 as the
+# package does, with nothing else running meanwhile. Every GPU has its own rows ("equal work a rank"). The
+# **efficiency** is the share of time spent working: the step on one GPU, over that step plus the ring. The table is for
+# 8 GPUs; its last two columns are the efficiency of the two recorded steps.
 
 
 # %%
@@ -380,16 +378,16 @@ for link, speed in LINKS.items():
     print(f"{link + f', {speed:g}':30}{1e3 * ring:6.0f} ms{needed[link]:13.2f} s{kept}")
 
 # %% [markdown]
-# The bandwidths are data sheets' (NVIDIA for NVLink and NDR, PCI-SIG for PCIe), and real ones are lower. The column
+# The bandwidths are from data sheets (NVIDIA for NVLink and NDR, PCI-SIG for PCIe), and real ones are lower. The column
 # "step for 0.9" is the shortest step at which efficiency stays at 0.9: **nine times the all-reduce**. For 8 GPUs on
 # NVLink that is {{ needed["NVLink 4"]:.2f }} s, shorter than both of these steps. {{ assert needed["NVLink 4"] <
 # min(r["step_s"] for r in steps.values()) }} Over 100 Gbit/s Ethernet it is {{ needed["100 Gbit/s Ethernet"]:.1f }} s,
-# and our step with {{ max(steps) }} rows takes {{ steps[max(steps)]["step_s"]:.2f }} s. {{ assert
-# needed["100 Gbit/s Ethernet"] > max(r["step_s"] for r in steps.values()) }} Then you give each GPU more rows, or send
-# bf16, or send while the backward pass is still at work (as DDP and FSDP do).
+# and our step with {{ max(steps) }} rows takes {{ steps[max(steps)]["step_s"]:.2f }} s. {{ assert needed["100 Gbit/s
+# Ethernet"] > max(r["step_s"] for r in steps.values()) }} Then you give each GPU more rows, or send bf16, or send
+# during the backward pass (as DDP and FSDP do).
 #
-# Up to four H200s of one machine, joined by NVLink, have been measured with `python -m tools.bench scale`. **Look
-# for** the second line: how far from 1 is its efficiency, and how much of that is the all-reduce?
+# We measured up to four H200s of one machine, joined by NVLink. **Look for** the second line: how far from 1 is its
+# efficiency, and how much of that is the all-reduce?
 
 # %%
 scale = load_record("scale", "NVIDIA H200")
@@ -411,14 +409,14 @@ def more(row: dict, part: str) -> float:
 # The all-reduce is the smaller part of what the second GPU costs, {{ 1e3 * each["allreduce_s"]:.1f }} of {{ more(each,
 # "step_s"):.0f }} ms. {{ assert 1.2 < each["allreduce_s"] / ring < 2 and 1e3 * each["allreduce_s"] < more(each,
 # "step_s") / 2 }} Rollout and update each take longer, too, {{ assert more(each_of_4, "update_s") > more(each,
-# "update_s") and more(each_of_4, "rollout_s") > more(each, "rollout_s") > 0 }} since processes never take equally long,
-# and at each exchange the faster ones wait for the slowest.
+# "update_s") and more(each_of_4, "rollout_s") > more(each, "rollout_s") > 0 }} probably because processes never take
+# equally long, and at each exchange the faster ones wait for the slowest.
 #
-# Efficiency {{ each["efficiency"]:.2f }} and {{ each_of_4["efficiency"]:.2f }}, where the estimate says {{
+# The efficiency is {{ each["efficiency"]:.2f }} and {{ each_of_4["efficiency"]:.2f }}, where the estimate says {{
 # one["step_s"] / (one["step_s"] + ring):.2f }} and {{ one["step_s"] / (one["step_s"] + ring_of_4):.2f }}: **an estimate
-# from bytes is an upper bound.**
+# from bytes alone is an upper bound.**
 #
-# Move the sliders: the gradient of your model, your link, your step.
+# **Explore** the efficiency for your model's gradient, your link and your step.
 
 
 # %%
@@ -447,12 +445,12 @@ explorer(
 )
 
 # %% [markdown]
-# Beyond a few GPUs the curves are flat: the ring's bytes hardly grow. What ends scaling is something else.
+# Beyond a few GPUs the curves are flat: the ring's bytes hardly grow. Something else ends scaling.
 #
-# ## 5 · Why a split step hardly shrinks
+# ## 5 · The same rows on more GPUs
 #
-# So far each GPU had its own 64 rows. Now split the **same** {{ max(steps) }} rows over four GPUs. The record has {{
-# min(steps) }} rows, too, which is the share of one:
+# So far each GPU had its own 64 rows. Now split the **same** {{ max(steps) }} rows over four GPUs. The record also has
+# {{ min(steps) }} rows, one GPU's share:
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -469,17 +467,17 @@ speedup = many["step_s"] / few["step_s"]
 split_bet.result(round(speedup, 1))
 
 # %% [markdown]
-# The rollout shrinks {{ many["rollout_s"] / few["rollout_s"]:.1f }} times. You know why from lesson 06: a decode step
-# reads all weights, for 16 rows as for 64, and it must be done as often as the longest answer has tokens. The update
-# shrinks {{ many["update_s"] / few["update_s"]:.1f }} times, not four: the optimizer's work is the same for any number
-# of rows, and small products use the GPU less well (lesson 12, section 1). {{ assert 1 < many["rollout_s"] /
-# few["rollout_s"] < 2 < many["update_s"] / few["update_s"] < 3 }} Four GPUs, {{ speedup:.1f }} times the speed:
-# efficiency, here the speed-up over the number of GPUs, {{ speedup / 4:.2f }}, and not a byte has been sent. {{ assert
-# speedup < 2 }} Measured, in the record above, it is {{ on_four["equal work in all"]["efficiency"]:.2f }}. {{ assert
-# on_four["equal work in all"]["efficiency"] < speedup / 4 }}
+# The rollout gets {{ many["rollout_s"] / few["rollout_s"]:.1f }} times as fast. You know why from lesson 06: a decode
+# step reads all weights, for 16 rows as for 64, and there are as many steps as the longest answer has tokens. The
+# update gets {{ many["update_s"] / few["update_s"]:.1f }} times as fast, not four: the optimizer's work is the same for
+# any number of rows, and small matmuls use the GPU less well (lesson 12, section 1). {{ assert 1 < many["rollout_s"] /
+# few["rollout_s"] < 2 < many["update_s"] / few["update_s"] < 3 }} So four GPUs give {{ speedup:.1f }} times the speed:
+# an efficiency (here speed-up over number of GPUs) of {{ speedup / 4:.2f }}, before a byte has been sent. {{ assert
+# speedup < 2 }} Measured, it's {{ on_four["equal work in all"]["efficiency"]:.2f }}. {{ assert on_four["equal work in
+# all"]["efficiency"] < speedup / 4 }}
 #
-# What helps then is not to split, but to do two things at once. One GPU samples the next batch while the other trains
-# on the last one. A straight line through the two recorded sizes gives the time of any share:
+# Instead of splitting, you can do two things at once: one GPU samples the next batch while the other trains on the last
+# one. A straight line through the two recorded sizes gives the time of any share:
 
 
 # %%
@@ -535,15 +533,15 @@ fig.legend(handles=[*parts, measured_end], loc="outside lower center", ncols=3)
 plt.show()
 
 # %% [markdown]
-# One GPU: {{ alone:.2f }} s a step. Two GPUs that split the rows: {{ split:.2f }} s. Two that overlap: {{
-# overlapped:.2f }} s, {{ split / overlapped:.1f }} times as fast as split. {{ assert overlapped < split < alone }} That
-# is the estimate, without any communication. The triangles are measured, in the record above. Split takes {{
-# together["step_s"]:.2f }} s, more than estimated: its rollout took {{ 1e3 * (together["rollout_s"] -
-# seconds("rollout_s", ROWS / 2)):.0f }} ms longer and its update {{ 1e3 * (together["update_s"] - seconds("update_s",
-# ROWS / 2)):.0f }}, of which the all-reduce is {{ 1e3 * together["allreduce_s"]:.0f }}. {{ assert together["step_s"] >
-# 1.15 * split and together["rollout_s"] > 1.1 * seconds("rollout_s", ROWS / 2) and together["update_s"] -
-# together["allreduce_s"] > 1.05 * seconds("update_s", ROWS / 2) }} Overlap sends no gradients, only weights, and is
-# what asynchronous trainers such as prime-rl are built on. This package doesn't do it.
+# One GPU takes {{ alone:.2f }} s per step, two that split the rows {{ split:.2f }} s, and two that overlap {{
+# overlapped:.2f }} s, {{ split / overlapped:.1f }} times as fast as split. {{ assert overlapped < split < alone }}
+# That's the estimate, without communication. The triangles are measured. Split takes {{ together["step_s"]:.2f }} s,
+# more than estimated: its rollout took {{ 1e3 * (together["rollout_s"] - seconds("rollout_s", ROWS / 2)):.0f }} ms
+# longer and its update {{ 1e3 * (together["update_s"] - seconds("update_s", ROWS / 2)):.0f }}, of which the all-reduce
+# is {{ 1e3 * together["allreduce_s"]:.0f }}. {{ assert together["step_s"] > 1.15 * split and together["rollout_s"] >
+# 1.1 * seconds("rollout_s", ROWS / 2) and together["update_s"] - together["allreduce_s"] > 1.05 * seconds("update_s",
+# ROWS / 2) }} Overlap sends no gradients, only weights; asynchronous trainers such as prime-rl are built on it. This
+# package doesn't do it.
 #
 # The price of overlap is in the picture: rollout 1 begins before update 0 has ended. **Answers come from weights that
 # are one update old.** How much does that matter?
@@ -551,8 +549,8 @@ plt.show()
 # ## 6 · How old may the weights be?
 #
 # Lesson 11 had a sampler with old weights and the cure: weigh each token by $\min(\pi_\theta / \pi_\text{old}, 2)$,
-# truncated importance sampling (TIS). Here the question is how far that goes. Answers come from the weights of some
-# updates ago, **lag** 0, 1, 4 or 16. That is this class, and all else is the package's step:
+# truncated importance sampling (TIS). How far does that go? Here answers come from the weights of 0, 1, 4 or 16 updates
+# ago (the **lag**). This class does that, and everything else is the package's step:
 
 # %%
 print(inspect.getsource(LaggingEngine.generate))
@@ -584,8 +582,8 @@ for lag, log_ratio in apart.items():
     print(f"lag {lag}: after {STEPS} steps |log ratio| {gaps[lag]:.1e} a token; ratios above 2: {above:.1%}")
 
 # %% [markdown]
-# {{ assert gaps[0] < 1e-5 and list(gaps.values()) == sorted(gaps.values()) }} With lag 0 sampler and trainer agree to
-# rounding. Then the gap grows with the lag. Now the recorded runs: {{ COMMON["steps"] }} steps of {{
+# {{ assert gaps[0] < 1e-5 and list(gaps.values()) == sorted(gaps.values()) }} With lag 0 sampler and trainer agree up
+# to rounding. The mismatch grows with the lag. Now the recorded runs: {{ COMMON["steps"] }} steps of {{
 # COMMON["num_prompts"] }} × {{ COMMON["num_generations"] }} answers, learning rate {{ COMMON["lr"] }}, three seeds
 # each.
 
@@ -595,7 +593,7 @@ OLD = ["only 16 does harm", "4 already does harm", "even 1 does harm", "none: an
 old_bet = bet("Without correction: which lags end lower than lag 0, beyond the spread of the seeds?", OLD)
 
 # %% [markdown]
-# **Look for** the black line that rises and then falls, and for what the dashed one of the same colour does.
+# **Look for** how far each solid line is from the dotted one, and for what the dashed one of the same colour does.
 
 # %% tags=["hide-input"]
 # @title Figure: training on old answers
@@ -641,13 +639,13 @@ for k, correction in KEYS:
 # %% [markdown]
 # {{ assert harmed == ["4", "16"] }} **Lag 1 costs nothing that three seeds could show**: {{ mean(at_end(("1",
 # "off"))):.0f }}% against {{ mean(at_end(("0", "off"))):.0f }}. {{ assert abs(mean(at_end(("1", "off"))) -
-# mean(at_end(("0", "off")))) < 5 }} That is the case for overlap. Lag 4 ends at {{ mean(at_end(("4", "off"))):.0f }}%,
+# mean(at_end(("0", "off")))) < 5 }} That's the case for overlap. Lag 4 ends at {{ mean(at_end(("4", "off"))):.0f }}%,
 # each seed below each of lag 0. Lag 16 rises like lag 4 for six steps, as it must: at first both sample with the very
 # first weights. {{ assert abs(mean([r["evals"][1]["accuracy"] for r in curves["16", "off"]["results"]]) -
 # mean([r["evals"][1]["accuracy"] for r in curves["4", "off"]["results"]])) < 0.02 and curves["16",
-# "off"]["results"][0]["evals"][1]["step"] == 6 }} Then it **falls to {{ mean(at_end(("16", "off"))):.0f }}%, on
-# average below the {{ 100 * curves["16", "off"]["results"][0]["evals"][0]["accuracy"]:.0f }}% it began with**. {{
-# assert mean(at_end(("16", "off"))) < 100 * curves["16", "off"]["results"][0]["evals"][0]["accuracy"] }}
+# "off"]["results"][0]["evals"][1]["step"] == 6 }} Then it **falls to {{ mean(at_end(("16", "off"))):.0f }}%, on average
+# below the {{ 100 * curves["16", "off"]["results"][0]["evals"][0]["accuracy"]:.0f }}% it began with**. {{ assert
+# mean(at_end(("16", "off"))) < 100 * curves["16", "off"]["results"][0]["evals"][0]["accuracy"] }}
 #
 # Why down, and not just slowly up? A wrong answer is made less likely. The old sampler doesn't know, gives it again,
 # and it's pushed down again. With $A < 0$ the loss $-A \log \pi_\theta$ has no floor. Let's test that alone: 16 updates
@@ -681,7 +679,7 @@ for name, (path, accuracy) in outcome.items():
     print(f"{name}: log-prob per token {path[0]:.2f} → {path[-1]:.2f}; then {accuracy:.0%} right")
 
 # %% [markdown]
-# Right answers saturate at probability 1. Wrong ones have no end to reach, and 16 pushes wreck the policy. {{ assert
+# Right answers saturate at probability 1. Wrong ones have no floor to reach, and 16 pushes wreck the policy. {{ assert
 # outcome["wrong answers, pushed down"][1] < 0.5 * start < outcome["right answers, pushed up"][1] and outcome["wrong
 # answers, pushed down"][0][-1] < outcome["wrong answers, pushed down"][0][0] - 1.5 }} In training the two come mixed,
 # and the old sampler keeps adding to the wrong ones. The importance weight is the brake that's missing: it falls with
@@ -689,19 +687,20 @@ for name, (path, accuracy) in outcome.items():
 #
 # With TIS lag 4 ends at {{ mean(at_end(("4", "token"))):.0f }}%, higher on average than without, and lag 16 at {{
 # mean(at_end(("16", "token"))):.0f }}%, each seed above every one without. {{ assert min(at_end(("16", "token"))) >
-# max(at_end(("16", "off"))) and mean(at_end(("4", "token"))) > mean(at_end(("4", "off"))) }} It is a cure and no
-# miracle: lag 16 stays below lag 0 in each seed. {{ assert max(at_end(("16", "token"))) < min(at_end(("0", "off"))) }}
+# max(at_end(("16", "off"))) and mean(at_end(("4", "token"))) > mean(at_end(("4", "off"))) }} It's no miracle cure: lag
+# 16 stays below lag 0 in each seed. {{ assert max(at_end(("16", "token"))) < min(at_end(("0", "off"))) }}
 #
-# What does not carry over is the number. Here an update moves the policy far, and 16 updates are nearly half of the
-# run. With a large model and a learning rate of 1e-6 several updates may be less than one of ours: AReaL (Fu et al.
-# 2025) trains with bounds of a few updates, with a loss made for it. So do not ask how many updates old the weights
-# are. Ask how far apart the two policies are, which `mismatch_mean` in `metrics.jsonl` says of every step.
+# The number of updates doesn't carry over to other models. Here an update moves the policy far, and 16 updates are
+# nearly half of the run. With a large model and a learning rate of 1e-6, several updates may move it less than one of
+# ours: AReaL (Fu et al. 2025) trains with bounds of a few updates, with a loss made for it. So don't ask how many
+# updates old the weights are. Ask how far apart the two policies are: `mismatch_mean` in `metrics.jsonl` tells you,
+# step by step.
 #
 # ## 7 · The package's own ranks
 #
-# What you did by hand is `rlcourse/distributed/world.py`. A few steps of it on two ranks, with the same answers on
-# both, against one process. Every rank samples everything here, from one seed, so that the results can be compared;
-# only the forward and backward passes are split.
+# The package does what you did by hand in `rlcourse/distributed/world.py`. Let's compare a few of its steps on two
+# ranks with one process. Here every rank samples all answers, from the same seed, so that we can compare; only the
+# forward and backward passes are split.
 
 
 # %%
@@ -726,12 +725,12 @@ print(f"training moved the weights by {moved:.1e}; two ranks end {off_by:.1e} fr
 two.close()
 
 # %% [markdown]
-# {{ assert torch.equal(first, second) and off_by < 0.01 * moved and log_of_one == log_of_two }} The same but for
-# rounding. Every rank computes advantages, the order of rows and all counts for itself, from all rewards, with the very
-# code of one process. Only gradients are added up.
+# {{ assert torch.equal(first, second) and off_by < 0.01 * moved and log_of_one == log_of_two }} The results agree up to
+# rounding. Every rank computes advantages, the order of rows and all counts itself, from all rewards, with the code
+# that one process runs. Only gradients are added up.
 #
-# From the command line it is `torchrun` in front of the command you know. Each rank now samples for its own prompts,
-# from random numbers of its own: other answers than one process draws, from the same distribution.
+# On the command line, put `torchrun` in front of the command you know. Each rank now samples for its own prompts with
+# its own random numbers: other answers than one process draws, from the same distribution.
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -746,17 +745,17 @@ for line in (folder / "small" / "metrics.jsonl").read_text().splitlines():
     print({name: round(metrics[name], 3) for name in ("step", "reward", "grad_norm", "length")})
 
 # %% [markdown]
-# One metrics file, one checkpoint: the first rank writes, the others follow. A run can be continued with another
-# number of ranks. If a rank dies, the others end with one sentence, and the last checkpoint stays.
+# There's one metrics file and one checkpoint: only the first rank writes. You can resume a run with another number of
+# ranks. If a rank dies, the others stop with an error message, and the last checkpoint stays.
 #
-# ## 8 · Who holds what
+# ## 8 · Sharding the model: ZeRO and FSDP
 #
-# All of this is **data parallel**: every rank has the whole model, 16 bytes for each number that trains (weight,
-# gradient and Adam's two moments in float32). Ranks hold {{ 16 * parameters(model_shape("Qwen/Qwen2.5-7B")) / 1e9:.0f
-# }} GB each for Qwen2.5-7B, and all hold the same. **FSDP** (Zhao et al. 2023; the idea is ZeRO, Rajbhandari et al.
-# 2019) has each rank keep $1/P$ of everything. It gathers the weights of a layer just before they are used, and drops
-# them right after. Gradients are summed with the first half of your ring, which leaves each rank the piece it keeps.
-# ZeRO has two stages before that: the first splits the moments alone, the second the gradients, too.
+# All of this is **data parallel**: every rank has the whole model, 16 bytes per trained weight (weight, gradient and
+# Adam's two moments in float32). For Qwen2.5-7B that's {{ 16 * parameters(model_shape("Qwen/Qwen2.5-7B")) / 1e9:.0f }}
+# GB on each rank, the same on all. **FSDP** (Zhao et al. 2023; the idea is ZeRO, Rajbhandari et al. 2019) has each rank
+# keep $1/P$ of everything. It gathers the weights of a layer just before they are used, and drops them right after.
+# Gradients are summed with the first half of your ring, which leaves each rank the piece it keeps. ZeRO has two stages
+# before that: the first shards only the moments, the second also the gradients.
 
 # %% tags=["hide-input"]
 # @title Figure: who holds what of Qwen2.5-7B on 8 ranks
@@ -785,28 +784,28 @@ ax.legend(loc="lower right")
 plt.show()
 
 # %% [markdown]
-# From {{ held["data parallel"]:.0f }} GB to {{ held["ZeRO-3, FSDP"]:.0f }} GB per rank. The price: $3M$ instead of $2M$
-# of traffic ($M$: the bytes of all weights; $P$ large): gather for the forward pass, gather again for the backward
-# pass, half a ring for the gradients. As long as everything fits, data parallel is simpler. (LoRA, lesson 13, and
-# recomputation, lesson 12, come first: they cost no second GPU. FSDP is `--shard` in the package.)
+# From {{ held["data parallel"]:.0f }} GB to {{ held["ZeRO-3, FSDP"]:.0f }} GB per rank. The price is $3M$ instead of
+# $2M$ of traffic (for large $P$, with $M$ the bytes of all weights): gather for the forward pass, gather again for the
+# backward pass, half a ring for the gradients. As long as everything fits, data parallel is simpler. (Try LoRA, lesson
+# 13, and recomputation, lesson 12, first: they need no second GPU. FSDP is `--shard` in the package.)
 #
 # ## 9 · When to leave, and how
 #
-# This package is for understanding, and for runs of one machine. Leave when you need:
+# This package is for learning, and for runs on one machine. Leave when you need:
 #
-# - **[vLLM](https://docs.vllm.ai)**: a model that our engine does not know, very many requests, an API server. It
-#   samples alone; weights are handed over after each update (its page *Weight Transfer*). The trainer can stay this
-#   one: `--engine vllm` in its process, `vllm@ADDRESS` on another GPU or machine.
-# - **[verl](https://verl.readthedocs.io)**: models of 7 billion and up, tensor and expert parallelism, many recipes.
-#   One controller, FSDP or Megatron to train, vLLM or SGLang to sample.
+# - **[vLLM](https://docs.vllm.ai)**: a model that our engine doesn't know, very many requests, an API server. It only
+#   samples; you hand over weights after each update (see its page *Weight Transfer*). You can keep this trainer:
+#   `--engine vllm` in its process, `vllm@ADDRESS` on another GPU or machine.
+# - **[verl](https://verl.readthedocs.io)**: models of 7 billion and up, tensor and expert parallelism, many recipes. It
+#   has one controller, FSDP or Megatron to train, and vLLM or SGLang to sample.
 # - **[prime-rl](https://github.com/PrimeIntellect-ai/prime-rl)**: asynchronous by design, agents and tools, many
 #   machines. Inference, orchestrator and trainer are three programs, one step apart.
 #
-# You now know the questions to ask there. Are counts taken over all ranks? Does a group ever get cut? How old are the
-# weights that sample, and what corrects for that? Which log-probs are the old ones?
+# You now know what to ask there. Are counts taken over all ranks? Does a group ever get cut? How old are the sampler's
+# weights, and what corrects for that? Which log-probs are the old ones?
 #
-# The model comes along: a checkpoint of ours **is** a Hugging Face folder. Here is the one that the command above has
-# just written, opened without this package:
+# Your model comes along: our checkpoint **is** a Hugging Face folder. Here's the one that the command above just wrote,
+# opened without this package:
 
 # %%
 checkpoint = latest_checkpoint(folder / "small")
@@ -822,8 +821,8 @@ same_prompt = prompt[0].tolist() == policy.prompt(problems[0].question)
 # %% [markdown]
 # {{ assert same_prompt }} `vllm serve FOLDER`, verl's `actor_rollout_ref.model.path=FOLDER` and prime-rl's model name
 # take such a folder. (`trainer.pt` is ours: optimizer and random state. A LoRA run writes an adapter in peft's format;
-# `rlcourse merge` makes a whole model of it.) What does not come along is the task: there you write its reward function
-# again, and the traps of lesson 05 with it.
+# `rlcourse merge` makes a full model of it.) The task doesn't come along: you write its reward function again, and meet
+# lesson 05's traps again.
 #
 # ## Check yourself
 #
@@ -836,20 +835,20 @@ same_prompt = prompt[0].tolist() == policy.prompt(problems[0].question)
 # 2. Why does nobody send weights in data parallel training?
 #
 # <details><summary>Answer</summary>
-# All start from the same weights, get the same summed gradient to the last bit, and do the same arithmetic. They stay
-# equal. Ranks that clipped the sum, each by the norm of its own gradient, would break that.
+# All start from the same weights, get the same summed gradient to the last bit, and do the same arithmetic, so they
+# stay equal. If each rank clipped by the norm of its own gradient, that would break.
 # </details>
 #
-# 3. Twice as many GPUs, equal work a GPU. By how much do the bytes that a rank sends grow from 8 to 16?
+# 3. You go from 8 to 16 GPUs, with equal work per GPU. By how much do the bytes that a rank sends grow?
 #
 # <details><summary>Answer</summary>
 # From 2 · 7/8 = 1.75 to 2 · 15/16 = 1.875 times the gradient: 7%.
 # </details>
 #
-# 4. Rollout takes 30 s, update 10 s. What does overlap bring with two GPUs, and what else could you do?
+# 4. A rollout takes 30 s, an update 10 s. What does overlap gain with two GPUs, and what else could you do?
 #
 # <details><summary>Answer</summary>
-# 30 s instead of 40: the trainer idles two thirds of the time. Three GPUs that each sample a batch of their own keep it
+# 30 s instead of 40: the trainer idles two thirds of the time. Three GPUs that each sample their own batch keep it
 # busy, with older weights; three that share one batch gain less (section 5). Or make the rollout faster first.
 # </details>
 #
@@ -857,20 +856,21 @@ same_prompt = prompt[0].tolist() == policy.prompt(problems[0].question)
 #    sampler did?
 #
 # <details><summary>Answer</summary>
-# It counts twice instead of ten times: a bias, on the side of caution. Without the cap a few such tokens would be the
-# whole gradient. A token that has become unlikely fades by itself: its weight goes to 0.
+# It counts twice instead of ten times: a bias, on the side of caution. Without the cap, a few such tokens could
+# dominate the gradient. A token that has become unlikely fades on its own: its weight goes to 0.
 # </details>
 #
 # ## Exercises
 #
-# [exercises/15_scale_out.ipynb](../exercises/15_scale_out.ipynb): find out what colleagues divided by, add up in few
-# rounds, see which program hangs and where, split a batch until it no longer pays, and say how old every batch is.
+# [exercises/15_scale_out.ipynb](../exercises/15_scale_out.ipynb): find out what colleagues divided by, plan an
+# all-reduce in few rounds, see which program hangs and where, split a batch until it no longer pays, and compute how
+# old every batch is.
 #
 # ## Further reading
 #
 # - Patarasuk and Yuan 2009, *Bandwidth optimal all-reduce algorithms for clusters of workstations*: the ring.
 # - Rajbhandari et al. 2019, *ZeRO*, arXiv:1910.02054; Zhao et al. 2023, *PyTorch FSDP*, arXiv:2304.11277.
-# - Noukhovitch et al. 2024, *Asynchronous RLHF*, arXiv:2410.18252: how far off-policy one may go.
+# - Noukhovitch et al. 2024, *Asynchronous RLHF*, arXiv:2410.18252: how far off-policy you may go.
 # - Fu et al. 2025, *AReaL*, arXiv:2505.24298: bounded staleness and a loss made for it.
 # - Sheng et al. 2024, *HybridFlow*, arXiv:2409.19256: the design of verl.
 # - Prime Intellect 2025, *INTELLECT-2*, arXiv:2505.07291: asynchronous RL over the internet.
