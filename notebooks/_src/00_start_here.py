@@ -218,7 +218,7 @@ guess = [first[level][:, GUESS].mean().item() for level in first]
 # @title Figure: guesses by level
 fig, ax = plt.subplots(figsize=(6, 3))
 bars = ax.bar([f"level {level}" for level in first], [100 * g for g in guess], color=ORANGE, width=0.6)
-ax.bar_label(bars, fmt="%.0f %%", padding=2)
+ax.bar_label(bars, fmt="%.0f%%", padding=2)
 ax.set(ylim=(0, 100), ylabel="probability of ####, %", title="How likely the model is to guess without working")
 plt.show()
 

@@ -634,10 +634,10 @@ apart_at_most = (means.amax(0) - means.amin(0)).max().item()
 # %% tags=["hide-input"]
 # @title Figure: the first steps, and the rest
 fig, axes = plt.subplots(1, 2, figsize=(11, 3.6), layout="constrained", width_ratios=(1, 1.4))
-for name in ("rloo", "dr_grpo", "grpo", "ppo"):
+for name in ("rloo", "grpo", "ppo"):  # Dr. GRPO is lesson 04's bet
     steps, accuracy = runs_of(name)
     color, style, marker = STYLES[name]
-    shift = {"rloo": -0.15, "dr_grpo": 0.0, "grpo": 0.15, "ppo": 0.3}[name]
+    shift = {"rloo": -0.15, "grpo": 0.0, "ppo": 0.15}[name]
     for ax, until in zip(axes, (steps.index(10) + 1, len(steps)), strict=True):
         x = [step + (shift if ax is axes[0] else 0) for step in steps[:until]]
         runs = accuracy[:, :until]

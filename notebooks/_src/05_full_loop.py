@@ -182,7 +182,7 @@ for text in ("She has 6+8=14 beads.\n#### 14", "She has 6+8=15 beads.\n#### 15")
 RUN = pick(6, 26)
 start = 100 * load_curve("lesson05_healthy")["results"][0]["evals"][0]["accuracy"]
 hole = bet(
-    f"The model starts at {start:.0f} % (greedy, validation problems) and is paid for sound work. Where is it after "
+    f"The model starts at {start:.0f}% (greedy, validation problems) and is paid for sound work. Where is it after "
     f"{RUN - 1} steps?",
     (60, 0, 100, 1),
     unit="%",

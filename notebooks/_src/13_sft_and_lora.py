@@ -206,7 +206,7 @@ fig, ax = plt.subplots(figsize=(7, 3), layout="constrained")
 for (name, seed), line in curves.items():
     color, style = (BLUE, "-") if name == "answers only" else (VERMILION, "--")
     ax.plot(line, style, color=color, label=None if seed else name)
-ax.set(xlabel="step", ylabel="nats a token of an unseen answer", ylim=(0, None))
+ax.set(xlabel="step", ylabel="nats per token, unseen answers", ylim=(0, None))
 ax.grid()
 ax.legend()
 plt.show()
@@ -264,7 +264,7 @@ with torch.no_grad():
     by_itself = logits.log_softmax(-1).gather(1, second.ids[1:, None].long())[:, 0]
 leaks = {name: of_second(**how) - by_itself for name, how in WAYS.items()}
 answer_from = int((~second.learned).sum()) - 1  # what is learned; the first token of all is not predicted
-print("log-probs of the answer, minus those by itself, in nats a token:")
+print("log-probs of the answer, minus those by itself, in nats per token:")
 for name, leak in leaks.items():
     of_answer = leak[answer_from:]
     print(f"{name:34} mean {of_answer.mean():+.1e}, mean size {of_answer.abs().mean():.1e}")
@@ -340,7 +340,7 @@ for what, color, label in (("pass@16", GREEN, "pass@16"), ("accuracy", BLACK, "g
         )
 other = left.twinx()
 other.plot(range(len(KS)), [mean_of(k, "between", "entropy") for k in KS], "s--", color=PURPLE)
-other.set_ylabel("entropy, nats a token (dashed)", color=PURPLE)
+other.set_ylabel("entropy, nats per token (dashed)", color=PURPLE)
 other.set_ylim(0, None)
 left.set_xticks(range(len(KS)), KS)
 left.set(xlabel="steps of SFT", ylabel="validation, % right", title="before RL", ylim=(0, 100))

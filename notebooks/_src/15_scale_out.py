@@ -394,7 +394,7 @@ scale = load_record("scale", "NVIDIA H200")
 on_two, on_four = ({row["variant"]: row for row in scale["results"] if row["gpus"] == n} for n in (2, 4))
 for r in scale["results"]:
     print(f"{r['variant']:18}{r['gpus']} GPU{'s' if r['gpus'] > 1 else ' '}{r['rows']:5} rows in all", end="")
-    print(f"{r['step_s']:8.3f} s a step, efficiency {r['efficiency']:.2f}")
+    print(f"{r['step_s']:8.3f} s per step, efficiency {r['efficiency']:.2f}")
 print(provenance(scale))
 one, each, each_of_4 = scale["results"][0], *(on["equal work a rank"] for on in (on_two, on_four))
 ring, ring_of_4 = (ring_seconds(NUMBERS, n, LINKS["NVLink 4"]) for n in (2, 4))
@@ -634,7 +634,7 @@ harmed = [k for k in ("1", "4", "16") if max(at_end((k, "off"))) < min(at_end(("
 old_bet.result({("16",): OLD[0], ("4", "16"): OLD[1], ("1", "4", "16"): OLD[2]}.get(tuple(harmed), OLD[3]))
 for k, correction in KEYS:
     ends = at_end((k, correction))
-    print(f"lag {k:>2}, correction {correction:5}: {mean(ends):.0f} %, seeds", [f"{end:.1f}" for end in ends])
+    print(f"lag {k:>2}, correction {correction:5}: {mean(ends):.0f}%, seeds", [f"{end:.1f}" for end in ends])
 
 # %% [markdown]
 # {{ assert harmed == ["4", "16"] }} **Lag 1 costs nothing that three seeds could show**: {{ mean(at_end(("1",
