@@ -129,11 +129,15 @@ programs = {
     "yours": "a = add u v put ; b = sigmoid a keep ; y = mul a b end put ;",
 }
 for name, text in programs.items():
+    if name == "and kept":
+        continue  # your bet
     finding = judge_program(text, swish)
     print(f"{name:13} {finding.speedup:.2f} times as fast, reward {finding.reward:.2f}   {finding.reason}")
 
 # %% tags=["hide-input"]
 # @title Figure: what a program is charged for
+by_hand = judge_program(programs["and kept"], swish).speedup
+hand_bet.result(round(by_hand, 1))
 fig, ax = plt.subplots(figsize=(8, 2.8), layout="constrained")
 for row, text in enumerate(programs.values()):
     if not judge_program(text, swish).correct:
@@ -157,8 +161,6 @@ ax.invert_yaxis()
 ax.set(xlabel="counted µs", xlim=(0, 90), title="What each program is charged for")
 ax.legend(loc="lower right")
 plt.show()
-by_hand = judge_program(programs["and kept"], swish).speedup
-hand_bet.result(round(by_hand, 1))
 
 # %% [markdown]
 # {{ by_hand:.1f }} times, with two words left out and two changed. {{ assert by_hand > 2.5 }} Operations are the black

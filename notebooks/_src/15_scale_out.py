@@ -393,6 +393,8 @@ for link, speed in LINKS.items():
 scale = load_record("scale", "NVIDIA H200")
 on_two, on_four = ({row["variant"]: row for row in scale["results"] if row["gpus"] == n} for n in (2, 4))
 for r in scale["results"]:
+    if r["variant"] == "equal work in all":
+        continue  # below
     print(f"{r['variant']:18}{r['gpus']} GPU{'s' if r['gpus'] > 1 else ' '}{r['rows']:5} rows in all", end="")
     print(f"{r['step_s']:8.3f} s per step, efficiency {r['efficiency']:.2f}")
 print(provenance(scale))
