@@ -1,6 +1,7 @@
 """What every test runs under, and the fixtures that several folders share."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -10,6 +11,11 @@ if not torch.cuda.is_available():
 
 from interpreter import speed_up
 from policies import make_policy
+
+# A suite that was started in the background, or by nohup, ignores what stops a run: tests send it.
+for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, default)
 
 if "TRITON_INTERPRET" in os.environ:
     speed_up()
