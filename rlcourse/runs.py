@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rlcourse.collect import Completions
 from rlcourse.config import TrainConfig, check_config, check_settings
@@ -199,7 +200,7 @@ class RunFolder(AbstractContextManager):
         return shlex.join([*command(), *arguments, "--resume"])
 
 
-def locked(path: Path) -> TextIO:
+def locked(path: Path) -> TextIOWrapper:
     """A file in the run's folder on which this process has a lock, until it's closed or the process ends.
 
     Raises ValueError if another process has it. Where the system has no such locks, there is none.
