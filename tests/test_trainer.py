@@ -52,7 +52,7 @@ def test_a_run_killed_at_random_moments_and_resumed_equals_an_uninterrupted_one(
     chance, run, kills = random.Random(seed), tmp_path / "run", 0
     seconds = json.loads((whole_run / "summary.json").read_text())["wall_seconds"]
     for _ in range(2 + seed % 2):
-        begun = (run / "config.json").is_file() and any((run / "checkpoints").glob("step-*"))
+        begun = (run / "config.json").is_file() and any((run / "checkpoints").glob("step-??????"))
         if not begun:
             shutil.rmtree(run, ignore_errors=True)
         pid = fork(
@@ -61,7 +61,7 @@ def test_a_run_killed_at_random_moments_and_resumed_equals_an_uninterrupted_one(
         time.sleep(chance.uniform(0.3, 1.1) * seconds)
         os.kill(pid, signal.SIGKILL)
         kills += end_of(pid) == -signal.SIGKILL
-    begun = (run / "config.json").is_file() and any((run / "checkpoints").glob("step-*"))
+    begun = (run / "config.json").is_file() and any((run / "checkpoints").glob("step-??????"))
     print(f"seed {seed}: killed {kills} times, resumed from {latest_checkpoint(run).name if begun else 'the start'}")
     if begun:
         resume(name="run", output=str(tmp_path))

@@ -83,7 +83,7 @@ def train_one(variant: str, seed: int, arguments: argparse.Namespace) -> None:
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut off: TRL's doesn't go on
         folder.mkdir(parents=True)
         gsm8k_trl.train(make_config(**settings), folder, BEGAN)
-    elif any((arguments.runs / settings["name"]).glob("checkpoints/step-*")):
+    elif any((arguments.runs / settings["name"]).glob("checkpoints/step-??????")):
         trainer.resume(output=settings["output"], name=settings["name"])
     else:
         trainer.train(make_config(**settings), BEGAN)

@@ -52,7 +52,8 @@ ROWS = [
     # log-probs and sampling
     ("before_each_token", "logprobs", op("Sub", "Add", 1)),
     ("padded_ids", "boundaries -k wider_on_a_gpu", no(1), drop("F.pad")),
-    ("chunked_logprobs", "logprobs", when(True, 2), when(False, 1)),
+    ("chunked_logprobs", "logprobs", when(True, 2)),
+    ("chunked_logprobs", "learner -k compile_is", when(False, 1)),
     ("head:_of_logits", "logprobs", no(1), kw("sampling_logits", "keep"), drop("sampling_logits")),
     ("sampling_logits", "sampling", op("Div", "Mult"), op("Lt", "LtE", 3), keep("Sub", 0)),
     ("sampling_logits", "logprobs", drop("float", 1), drop("masked_fill", 1), const(False, True)),

@@ -250,7 +250,7 @@ def averaged(run: Path, since: int) -> Path:
     which is made unless it is there."""
     folder = run / "averaged"
     if not folder.exists():
-        checkpoints = [path for path in (run / "checkpoints").glob("step-*") if step_of(path) >= since]
+        checkpoints = [path for path in (run / "checkpoints").glob("step-??????") if step_of(path) >= since]
         policy, *others = [load_policy(str(path)) for path in sorted(checkpoints)]
         with torch.no_grad():
             for mean, *rest in zip(*(p.model.parameters() for p in (policy, *others)), strict=True):

@@ -128,6 +128,7 @@ class Notebook:
         self.compiler = codeop.Compile()  # which remembers `from __future__ import ...`, as a notebook does
         self.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self.left_out: set[str] = set()
+        self.untrained = {"rlcourse.course.own"}  # no loop is trained here, and nothing that comes of one is missed
         self.kernels = Kernels()
         module = types.ModuleType("__main__")
         sys.modules["__main__"] = module
@@ -201,8 +202,12 @@ class Notebook:
         except OutOfTime:
             return f"took longer than {seconds:g} seconds: is there a loop that never ends?"
         except BaseException as error:
-            if isinstance(error, ImportError | NameError) and self._is_left_out(error.name or ""):
-                names = bound(statement)
+            missing = (error.name or "") if isinstance(error, ImportError | NameError) else None
+            names = bound(statement)
+            if missing in self.untrained:
+                self.untrained |= names
+                return ""
+            if missing is not None and self._is_left_out(missing):
                 self.left_out |= names
                 if names or error.name == "ptx_interpreter":  # no answer needs the interpreter
                     return ""
@@ -218,10 +223,11 @@ class Notebook:
 
 
 def bound(statement: ast.stmt) -> set[str]:
-    """The names that a definition, an assignment or an import is for."""
-    imported = [alias.asname or alias.name for alias in getattr(statement, "names", []) if isinstance(alias, ast.alias)]
-    targets = [getattr(target, "id", None) for target in getattr(statement, "targets", [])]
-    return {name for name in (getattr(statement, "name", None), *targets, *imported) if name}
+    """The names that a definition, an import, or the assignments of a statement are for."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {statement.name}
+    stored = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return stored | {alias.asname or alias.name for alias in ast.walk(statement) if isinstance(alias, ast.alias)}
 
 
 def within(seconds: float, function: Callable, *arguments, **options) -> bytes:
