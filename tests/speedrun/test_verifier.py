@@ -75,7 +75,7 @@ def test_somebody_elses_weights_do_not_fit_into_a_recipe(start, tmp_path):
 
 @pytest.mark.parametrize(("test", "new"), [(0.799, 0.85), (0.95, 0.60)])
 def test_the_test_problems_and_new_ones_must_both_be_solved(test, new, monkeypatch, tmp_path, start):
-    """Whoever knows the test problems by heart fails at new ones."""
+    """A model that has memorized the test problems fails on new ones."""
     monkeypatch.setattr(verifier, "run", lambda *_: (weights_of(start), 1.0))
     known = {problem.question for problem in verifier.task_of(verifier.make_config()).problems("test")}
 
