@@ -29,6 +29,7 @@ from rlcourse.sampling import Sampling
 MOST_SLOTS = 1024  # completions decoded at once, if their blocks fit a budget
 STEPS_BETWEEN_LOOKS = 16  # decode steps between two reads of lengths; each read stops the host
 STEPS_A_GRAPH = 5  # decode steps of one CUDA graph: between two graphs the GPU waits
+COPIED_AT_ONCE = 64  # blocks: what is copied stands in memory twice
 MOST_PIECES = 256  # of a pass of prefill
 SHORTEST_PIECE = 64  # tokens; pieces are padded to a multiple, so that few passes are captured
 CAPTURED_PREFILL = 4096  # tokens of a pass up to which it is captured: of more, the host does not wait for long. Then
@@ -134,9 +135,9 @@ class GPUEngine:
         for pieces in passes(plan.pieces, PREFILL_TOKENS, MOST_PIECES):
             self._prefill(pieces, num_generations, sampling)
         if plan.copies:
-            source, target = torch.tensor(plan.copies, device=self.device).unbind(1)
-            for cache in self.cache:  # a layer at a time: what is copied stands in memory twice
-                cache.index_copy_(1, target, cache.index_select(1, source))
+            for some in torch.tensor(plan.copies, device=self.device).split(COPIED_AT_ONCE):
+                source, target = some.unbind(1)
+                self.cache.index_copy_(2, target, self.cache.index_select(2, source))
         if plan.compact:
             slots.compact()
         self.step.refill(plan.size)

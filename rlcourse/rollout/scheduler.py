@@ -89,6 +89,9 @@ class Scheduler:
         self.steps_between_looks, self.overlap = steps_between_looks, overlap
         self.num_completions = len(prompts) * num_generations
         self.num_slots = self.size = min(num_slots, self.num_completions)
+        # Of completions that have blocks and wait for a slot, the most, and so few that more should start.
+        self.most_waiting = max(self.num_slots, steps_between_looks)
+        self.few_waiting = max(self.num_slots // 8, steps_between_looks // 2)
         # A slot that is done stands at its next position, which is the end of the longest.
         self.table_width = blocks.blocks_for(longest + max_new_tokens)
         self.lengths, self.ended = [0] * self.num_completions, [False] * self.num_completions
@@ -99,6 +102,7 @@ class Scheduler:
         self.prefilled = 0  # and so many of its tokens are
         self.prompt_blocks: list[int] | None = None  # of the prompt whose next completion, not its first, is `limit`
         self.leaving: list[int] = []  # blocks of prompts all of whose completions have started: the plan copies them
+        self.missing: int | None = None  # blocks until those in slots have their full length, counted once a plan
         self.unseen = 0  # steps that the device has done since what was reported
 
     def next_plan(self) -> Plan | None:
@@ -195,7 +199,9 @@ class Scheduler:
 
     def _start(self) -> None:
         """Raise the limit while slots, blocks and tokens to prefill allow."""
-        tokens = self.prefill_tokens
+        if len(self.tables) - self.num_slots > self.few_waiting:
+            return  # one pass for many prompts takes less time than many passes
+        tokens, self.missing = self.prefill_tokens, None
         while self.limit < self.num_completions and (self.ended[self.limit] or self._room_ahead()):
             if not self.ended[self.limit]:
                 if self.prefilling is None and not self._begin():
@@ -217,10 +223,12 @@ class Scheduler:
         """Whether one more may have blocks: there is a slot for it, or it is one of those for which there may be one
         before the next look, and it takes no block that those in slots need to reach their full length."""
         waiting = len(self.tables) - self.num_slots
-        if not 0 <= waiting < max(self.num_slots, self.steps_between_looks):
+        if not 0 <= waiting < self.most_waiting:
             return waiting < 0
-        missing = sum(self.table_width - len(table) for table in islice(self.tables.values(), self.num_slots))
-        return self.blocks.available > missing
+        if self.missing is None:  # of those in slots nothing changes while others start
+            in_slots = islice(self.tables.values(), self.num_slots)
+            self.missing = self.num_slots * self.table_width - sum(map(len, in_slots))
+        return self.blocks.available > self.missing
 
     def _begin(self) -> bool:
         """A table for completion `limit`, if there are blocks: shared ones, then its own."""
