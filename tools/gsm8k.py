@@ -33,7 +33,7 @@ from tools.records import write_record
 
 SMALL = {"steps": 100, "eval_every": 20}  # TRL ends in a quarter of an hour
 FAILS = SMALL | {"examples": 0, "steps": 30}
-TWO = {"micro_batch_tokens": 8192, "logprob_chunk": 4096}  # transformers' layers take more memory
+TWO = {"micro_batch_tokens": 4096, "logprob_chunk": 4096}  # transformers' layers take more memory
 TIS = TWO | {"sampler_correction": "token"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "dr_grpo": {},
