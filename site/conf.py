@@ -18,6 +18,7 @@ html_theme_options = {
     "repository_url": f"https://github.com/{REPOSITORY}",
     "use_repository_button": True,
     "show_navbar_depth": 1,
+    "navbar_persistent": [],  # the sidebar has a search field
 }
 html_static_path = ["_static"]
 html_css_files = ["wide.css"]
