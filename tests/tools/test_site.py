@@ -1,7 +1,9 @@
 """The site's sources: notebooks as they are, and docstrings as pages in which nothing is taken for markup."""
 
 import importlib
+import json
 import pkgutil
+import re
 
 import pytest
 
@@ -34,4 +36,18 @@ def test_the_notebooks_are_those_of_the_repository(sources):
         listed = (sources / kind / "index.md").read_text(encoding="utf-8")
         assert names and listed.split("1\n\n")[1].splitlines()[:-1] == names
         for name in names:
-            assert (sources / kind / f"{name}.ipynb").read_bytes() == (site.ROOT / kind / f"{name}.ipynb").read_bytes()
+            shown, there = (json.loads((root / kind / f"{name}.ipynb").read_text()) for root in (sources, site.ROOT))
+            without_tags = [{**cell, "metadata": None} for cell in shown["cells"]]
+            assert without_tags == [{**cell, "metadata": None} for cell in there["cells"]]
+
+
+def test_what_a_bet_is_about_is_hidden_until_asked_for(sources):
+    for name in COURSE:
+        cells = json.loads((sources / "notebooks" / f"{name}.ipynb").read_text())["cells"]
+        hidden = ["hide-output" in cell["metadata"].get("tags", []) for cell in cells]
+        texts = ["".join(cell["source"]) for cell in cells]
+        for first, text in enumerate(texts):
+            for bet in re.findall(r"^(\w+) = bet\(", text, re.M):
+                [last] = [at for at, later in enumerate(texts) if f"{bet}.result(" in later]
+                shown = [at for at in range(first + 1, last + 1) if cells[at].get("outputs")]
+                assert shown and all(hidden[at] for at in shown), (name, bet)
