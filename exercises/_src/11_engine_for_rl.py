@@ -40,9 +40,9 @@ print("ready")
 #   shares a block must copy it first;
 # - `drop`: the table lets go of these blocks, each of which it must hold. They need not be all of its blocks.
 #
-# Within an entry, blocks are handled from left to right, so a block that stands twice in a `give`, `share` or `drop` is
-# wrong the second time. Tables are empty at first. Return the place of **the first entry that a correct manager can't
-# have written**, counted from 0, or -1 if all are fine.
+# Within an entry, blocks are handled from left to right, so a block that appears twice in a `give`, `share` or `drop`
+# is wrong the second time. Tables are empty at first. Return the place of **the first entry that a correct manager
+# can't have written**, counted from 0, or -1 if all are fine.
 #
 # Here is her manager, at work on a request. Can you see it?
 
@@ -407,12 +407,12 @@ if check.q4.passed:
     suspects = (chain, tiles, busy, scaled, library)
     verdicts = first_to_part([[f(x[: r + 1]) for r in range(len(x))] for f in suspects])
     for f, rows in zip(suspects, verdicts.tolist(), strict=True):
-        print(f"{f.__name__:8}", f"parts at {rows} rows" if rows else "never parts")
+        print(f"{f.__name__:8}", f"changes at {rows} rows" if rows else "never changes")
 
 # %% [markdown] tags=["solution"]
-# **`chain` and `tiles` never part.** They differ from each other in bits, but each has one order for any number of
+# **`chain` and `tiles` never change.** They differ from each other in bits, but each has one order for any number of
 # rows, and that's all we ask: sampler and trainer must use the *same* one. **`busy`** splits the sum while there are
 # few rows, to give more processors work, and changes its order at 6. **`scaled`** adds in a fixed order and depends on
-# the other rows through their largest number, as 8-bit formats with one scale per tensor do: it parts as soon as a
+# the other rows through their largest number, as 8-bit formats with one scale per tensor do: it changes as soon as a
 # larger number joins. **`library`** depends on the machine and on the sizes (lesson 11 shows a larger one). Such a
 # probe finds what reading code doesn't, and needs no reference: each operation is compared with itself.
