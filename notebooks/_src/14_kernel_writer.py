@@ -17,16 +17,15 @@
 # You need [lesson 05](05_full_loop.ipynb), for the step and for a verifier with a hole, and [lesson
 # 06](06_where_time_goes.ipynb), for launches and bytes.
 #
-# **The case.** In one published attempt, a language model was trained by GRPO to write GPU kernels for KernelBench,
-# with level 1 split into 80 problems to train on and 20 to test. Before training, 4 of its 20 test kernels compiled and
-# none was right. After training, 4 of 20 compiled and none was right. The reward flattened out, and no error was
-# raised.
+# **The case.** You train a language model by GRPO to write GPU kernels for KernelBench: of level 1's 100 problems, 80
+# to train on and 20 to test. Before training, 4 of the 20 test kernels compile and none is right. Days later the reward
+# has flattened out and no error was raised. Again 4 of 20 compile, and none is right.
 #
 # GRPO works: you've seen it. So what went wrong? There are three suspects. **Nothing to learn from**: if no sample is
-# ever right, all rewards of a group are equal. **The reward**: it may pay for something easier than a kernel. **The
-# judge**: what it pays for may not be what happened. Real kernels take days to train and hide the answer in noise. So
-# we move the case to a toy world where a run takes minutes, time is counted, and the fastest program is known. The
-# model has 0.8 million parameters. At the end we return to the real case.
+# ever right, all rewards in a group are equal. **The reward**: it may pay for something easier than a kernel. **The
+# judge**: it may see something else than what happened. Real kernels hide the answer in days of noise. So we
+# reconstruct the case in a toy world where a run takes minutes, time is counted, and the fastest program is known. At
+# the end we return to real kernels.
 
 # %%
 import copy
@@ -45,7 +44,7 @@ from rlcourse.course import pick
 from rlcourse.course.checks import Local
 from rlcourse.course.checks import nb14 as check
 from rlcourse.course.lessons.curve_records import load_curve
-from rlcourse.course.lessons.recorded import RETAUGHT_STEPS, SAMPLES
+from rlcourse.course.lessons.recorded import RETAUGHT_STEPS
 from rlcourse.course.lessons.warm_start import imitate, kernel_policy
 from rlcourse.course.widgets import bet
 from rlcourse.evaluation import answer_problems, load_all
@@ -101,20 +100,19 @@ print(judge_program(write(eager(swish)), swish))
 # | `keep` | the value stays in a register, and is gone when the launch ends |
 #
 # So most optimizations are one word. Leave out an `end` and you save a launch, and the loads of what's already in a
-# register. Write `keep` for `put` and you save a store. You may also reorder lines. A launch has registers for {{
+# register. Write `keep` for `put` and you save a store. You may also reorder lines. A launch has registers for only {{
 # REGISTERS }} tensors at once, and a value keeps its register until its last use in the launch. {{ assert REGISTERS ==
 # 2 }}
 #
 # Operations are `{{ OF_TWO }}` of two matrices; `{{ OF_ONE }}` of one; and `rowsum` and `rowmax`, whose result, one
 # number per row, needs no register. Time is **counted**, not measured: {{ A10G.launch_us:.0f }} µs per launch, {{
-# MATRIX_US:.0f }} µs for each matrix that is loaded or stored, and next to nothing for operations. The rates are from
-# an A10G's data sheet, with an assumed launch cost, so the time is the same on every machine. Section 6 compares it
-# with a GPU's clock.
+# MATRIX_US:.0f }} µs per matrix that is loaded or stored, and next to nothing for operations.<br><small>The rates are
+# from an A10G's data sheet, with an assumed launch cost. Section 6 compares them with a GPU's clock.</small>
 
 # %% tags=["hide-input"]
 # @title Your bet
 hand_bet = bet(
-    "The three lines in one launch, all but `y` kept. How many times as fast as eager?", (2, 1, 6, 0.1), "times"
+    "The three lines in one launch, all but `y` kept. How many times as fast as eager is that?", (2, 1, 6, 0.1), "times"
 )
 
 # %% [markdown]
@@ -179,10 +177,10 @@ for computation, text in (
     print(f"{text}\n    {judge_program(text, computation).reason}")
 
 # %% [markdown]
-# The last program fails for one reason: while `b` is computed, `u`, `a` and `b` are all needed, and that's three
-# tensors. So it takes two launches, and there are several places to cut. We find the best **by search**, over all
-# orders of the lines and all places to end a launch. No benchmark of real kernels can say exactly how far a kernel is
-# from the optimum. This one can.
+# Why is the last one refused? While `b` is computed, `u`, `a` and `b` are all needed, and that's three tensors. So it
+# takes two launches, and there are several places to cut. We find the best **by search**, over all orders of the lines
+# and all places to end a launch. No benchmark of real kernels can tell you how far a kernel is from the optimum. This
+# one can.
 
 # %%
 us, best = optimum(residual)
@@ -193,7 +191,7 @@ refused = [not fits_one_launch(c) for c in test]
 
 
 def share_refused(problems) -> float:
-    """% of the problems whose lines, in the order in which they are written, one launch does not hold."""
+    """% of the problems whose lines, in the order as written, don't fit into one launch."""
     return 100 * sum(not fits_one_launch(p.computation) for p in problems) / len(problems)
 
 
@@ -238,7 +236,7 @@ for (text, words), count in found.most_common(6):
 
 # %% [markdown]
 # Our start is a model trained by SFT on what a careless programmer writes. It copies lines well and has no idea what's
-# fast. Its greedy answers are all eager. Training has only the rare departures among its samples to work with.
+# fast: its greedy answers are all eager. RL has only the rare departures among its samples to work with.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -267,6 +265,7 @@ def percent(values) -> list:
     return [None if v is None else 100 * v for v in values]
 
 
+first_bet.result(round(speed, 2))
 fig, axes = plt.subplots(1, 3, figsize=(10.5, 3), layout="constrained")
 steps = range(1, STEPS + 1)
 axes[0].plot(steps, percent(m["compiled"] for m in log), color=SKY, linestyle="--", label="compiled")
@@ -282,7 +281,6 @@ for ax in axes:
     ax.grid()
     ax.legend(loc="best", fontsize=8)
 plt.show()
-first_bet.result(round(speed, 2))
 early, late = log[:5], log[-5:]
 
 
@@ -293,16 +291,14 @@ def mean(rows: list[dict], name: str) -> float:
 
 
 # %% [markdown]
-# From {{ mean(early, "launches"):.1f }} launches to {{ mean(late, "launches"):.1f }}, and from {{ mean(early,
-# "speedup"):.2f }} to {{ mean(late, "speedup"):.2f }} times eager among right samples. {{ assert mean(late, "speedup")
-# > 1.4 * mean(early, "speedup") and speed > 1.5 }} Nothing but the reward told it that launches or bytes cost anything.
-#
-# But fewer samples are right: {{ 100 * mean(early, "correct"):.0f }}% at the start, {{ 100 * mean(late, "correct"):.0f
-# }}% at the end, though the reward rose. {{ assert mean(late, "correct") < mean(early, "correct") and mean(late,
-# "reward") > mean(early, "reward") }} That's no accident. A program three times as fast earns 2.2, an eager one 0.2:
-# **at these prices, a gamble that pays off more than one time in eleven beats safety.** Where the registers can't hold
-# all lines in one launch, as in {{ share_refused(task.problems("train")):.0f }}% of the training problems, it doesn't
-# pay off. {{ assert share_refused(task.problems("train")) > 50 }}
+# Nothing but the reward told it that launches or bytes cost anything. {{ assert mean(late, "speedup") > 1.4 *
+# mean(early, "speedup") and speed > 1.5 }} But fewer samples are right: {{ 100 * mean(early, "correct"):.0f }}% at the
+# start, {{ 100 * mean(late, "correct"):.0f }}% at the end, though the reward rose. {{ assert mean(late, "correct") <
+# mean(early, "correct") and mean(late, "reward") > mean(early, "reward") }} That's no accident. A program three times
+# as fast earns 2.2, an eager one 0.2: **at these prices, a gamble that pays off more than one time in eleven beats
+# safety.** It doesn't pay off where the registers can't hold all lines in one launch, as in {{
+# share_refused(task.problems("train")):.0f }}% of the training problems. {{ assert
+# share_refused(task.problems("train")) > 50 }}
 #
 # Here are three whole recorded runs, judged on problems that weren't trained on. **Look for** the turn in the left
 # picture, and for what the middle one does at the same time.
@@ -337,12 +333,6 @@ def least(record: dict, name: str) -> float:
     return min(row["test"]["after"][name] for row in record["results"])
 
 
-def share_at(step: int) -> float:
-    """% of the optimum on validation problems, mean of the seeds."""
-    found = [e["share_of_optimum"] for row in honest["results"] for e in row["evals"] if e["step"] == step]
-    return 100 * sum(found) / len(found)
-
-
 def spread(values, digits: int = 2) -> str:
     """Least to most, in percent."""
     low, high = (f"{100 * value:.{digits}g}" for value in (min(values), max(values)))
@@ -354,23 +344,22 @@ tests = [row["test"]["after"] for row in honest["results"]]
 TWICE = load_curve("lesson14_tried_longer")
 
 # %% [markdown]
-# Two phases. First everything is merged into one launch and kept, wherever that leads. It leads to the compiler's
-# refusal on problems too big for one launch: at its lowest, each seed gets {{ 100 * max(lowest):.0f }}% of them right.
-# {{ assert max(lowest) < 0.005 }} Then it learns where to cut, and they come back. At the end the greedy programs for
-# {{ len(test) }} test problems are {{ range_of(honest, "after", "correct") }}% right and reach {{ range_of(honest,
-# "after", "share_of_optimum") }}% of the optimum. {{ assert least(honest, "share_of_optimum") > 0.7 }} Twice the steps
-# reach {{ range_of(TWICE, "after", "share_of_optimum") }}%. {{ assert least(TWICE, "share_of_optimum") > least(honest,
-# "share_of_optimum") }}
+# There are two phases. First it merges everything into one launch, wherever that leads: on problems too big for one
+# launch the compiler refuses, and each seed falls to {{ 100 * max(lowest):.0f }}% right there. {{ assert max(lowest) <
+# 0.005 }} Then it learns where to cut, and they come back. At the end the greedy programs for the test problems are {{
+# range_of(honest, "after", "correct") }}% right and reach {{ range_of(honest, "after", "share_of_optimum") }}% of the
+# optimum. {{ assert least(honest, "share_of_optimum") > 0.7 }} Twice the steps help further. {{ assert least(TWICE,
+# "share_of_optimum") > least(honest, "share_of_optimum") }}
 #
 # So GRPO can teach kernels. In our case it taught nothing. Why?
 #
 # ## 3 · First suspect: nothing to learn from
 #
-# Our run began with a model that was nearly always right. If it's never right, all rewards of a group are 0, the
-# advantages are 0, and so is the gradient: training goes on, and nothing moves. So what counts isn't the mean reward
-# but the **share of groups with a right sample in them**. Three policies: random weights; the same after {{ pick(10,
-# 150) }} supervised steps on programs of two lines; and the start of section 2. **Look for** where the second policy
-# has anything to learn from.
+# Our run began with a model that was nearly always right. If it's never right, all rewards in a group are 0, and so are
+# the advantages and the gradient. Training goes on, and nothing moves. So what counts isn't the mean reward but the
+# **share of groups with a right sample**. Here are three policies: random weights; the same after {{ pick(10, 150) }}
+# supervised steps on programs of two lines; and the start of section 2. **Look for** where the second policy has
+# anything to learn from.
 
 
 # %%
@@ -408,13 +397,13 @@ spoiled, taught = load_curve("lesson14_plateau_dense")["setup"]["model"], RETAUG
 
 # %% [markdown]
 # With random weights there's nothing to learn from, whatever the problem. {{ assert sum(plateau["random weights"]) == 0
-# }} There are three ways out. **Supervised training** ([lesson 13](13_sft_and_lora.ipynb)). **Easier problems**: as the
-# orange bars show, two-line problems give this policy something to learn from. {{ assert plateau["two lines seen"][0] >
-# max(plateau["two lines seen"][1:]) + 20 }} **Partial credit**: pay for less than the whole.
+# }} There are three ways out. **Supervised training** ([lesson 13](13_sft_and_lora.ipynb)). **Easier problems**: the
+# orange policy can learn from those of two lines. {{ assert plateau["two lines seen"][0] > max(plateau["two lines
+# seen"][1:]) + 20 }} **Partial credit**: pay for less than the whole.
 #
 # We recorded the first and the third from {{ spoiled }}: it writes scraps. It trains with section 2's reward; with
-# partial credit added, for the share of lines that a program, even a wrong one, states in the right places; and with
-# section 2's reward after {{ taught }} supervised steps on whole programs.
+# partial credit added, for the share of lines that even a wrong program states in the right places; and with section
+# 2's reward after {{ taught }} supervised steps on whole programs.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -429,8 +418,17 @@ scraps_bet = bet(
 # %% [markdown]
 # **Look for** when lines leave the floor, if they do, and on the right for what rises before.
 
+
 # %% tags=["hide-input"]
 # @title Figure: three ways from nothing
+def reached(way: str, name: str, share: float) -> list:
+    """The first step of each seed at which this share of the samples has it; None if there is none."""
+    curves = [row["curves"] for row in scraps[way]["results"]]
+    return [next((s for s, v in zip(c["steps"], c[name], strict=True) if v >= share), None) for c in curves]
+
+
+first_tenth = {way: reached(way, "correct", 0.1) for way in WAYS}
+scraps_bet.result("not at all" if first_tenth["sparse"] == [None] * 3 else "in the first half")
 fig, (left, right_ax) = plt.subplots(1, 2, figsize=(9.5, 3), layout="constrained", sharex=True, sharey=True)
 for (way, words), color in zip(WAYS.items(), (BLACK, GREEN, BLUE), strict=True):
     for number, row in enumerate(scraps[way]["results"]):
@@ -447,47 +445,27 @@ fig.suptitle(f"each line a seed; {provenance(scraps['dense'])}", fontsize=9)
 plt.show()
 
 
-def reached(way: str, name: str, share: float) -> list:
-    """Of each seed the first step at which so large a share of the samples has it; None if there is none."""
-    curves = [row["curves"] for row in scraps[way]["results"]]
-    return [next((s for s, v in zip(c["steps"], c[name], strict=True) if v >= share), None) for c in curves]
-
-
-first_tenth = {way: reached(way, "correct", 0.1) for way in WAYS}
-scraps_bet.result("not at all" if first_tenth["sparse"] == [None] * 3 else "in the first half")
-
-
-def ends(way: str) -> str:
-    """% of right samples in the last steps, least to most of the seeds."""
-    return spread([row["curves"]["correct"][-1] for row in scraps[way]["results"]])
-
-
 a_step = config.num_prompts * config.num_generations  # samples
 finds = [
     round(sum(r["curves"]["correct"]) * scraps["sparse"]["setup"]["block"] * a_step)
     for r in scraps["sparse"]["results"]
 ]
-fallen = max(row["curves"]["correct"][-1] for row in scraps["sft"]["results"])
-peaks = [max(row["curves"]["correct"]) for row in scraps["sft"]["results"]]
-peak = spread(peaks)
-
 
 # %% [markdown]
 # Section 2's reward alone moves nothing. {{ assert first_tenth["sparse"] == [None] * 3 and max(finds) == 1 and
 # max(max(row["curves"]["correct"]) for row in scraps["sparse"]["results"]) < 0.002 }} **That's the plateau of the case,
-# drawn three times.** With partial credit, lines come first and right programs follow; {{ assert all(a < b for a, b in
-# zip(reached("dense", "stated", 0.4), first_tenth["dense"])) }} supervised steps do the same sooner. {{ assert
-# max(first_tenth["sft"]) + taught < min(first_tenth["dense"]) }} (This model could copy lines before it was spoiled.
-# The figure doesn't show that partial credit could teach a model that never could.)
+# drawn three times.** With partial credit, lines come first and right programs follow. {{ assert all(a < b for a, b in
+# zip(reached("dense", "stated", 0.4), first_tenth["dense"])) }} Supervised steps do the same sooner. {{ assert
+# max(first_tenth["sft"]) + taught < min(first_tenth["dense"]) }}<br><small>This model could copy lines before it was
+# spoiled. Whether partial credit could teach a model that never could, the figure doesn't show.</small>
 #
-# With none of 20 right, before and after, the first suspect looks guilty. But 4 of 20 compiled. What if that was paid
-# for?
+# With none of 20 right, the first suspect looks guilty. But 4 of 20 compiled. What if that was paid for?
 #
 # ## 4 · Second suspect: what the reward pays
 #
-# A common reward for kernels is a sum: something for compiling, something for being right, something for speed. We
-# train section 3's orange policy, whose samples are rarely right and occasionally compile, with such a sum: 0.3 for
-# compiling, and 0.3 plus the speedup if it's right. Beside it, the same without the 0.3 for compiling.
+# A common reward for kernels is a sum: something for compiling, something for being right, something for speed. Take
+# section 3's orange policy, whose samples are rarely right and occasionally compile, and pay it 0.3 for compiling, plus
+# 0.3 and the speedup if it's right. Then train it again without the 0.3 for compiling.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -521,7 +499,6 @@ for compiling in (0.3, 0.0):
         train_step(learner, sampler, task, order, step, paid_sum(compiling))[0] for step in range(SUM_STEPS)
     ]
     shares = {name: [100 * mean(part, name) for part in (sums[compiling][:5], sums[compiling][-10:])] for name in SUM}
-    print(f"{compiling} for compiling:", *(f"{name} {a:.0f} → {b:.0f}%" for name, (a, b) in shares.items()), sep="  ")
     sums[compiling] = shares
 compiled, correct = (sums[0.3][name] for name in SUM)
 part_bet.result(
@@ -531,25 +508,27 @@ part_bet.result(
     if correct[1] < 0.05 * compiled[1] + 2
     else "more compile, and more are right"
 )
+for compiling, shares in sums.items():
+    print(f"{compiling} for compiling:", *(f"{name} {a:.0f} → {b:.0f}%" for name, (a, b) in shares.items()), sep="  ")
 
 # %% [markdown]
 # Many more samples compile, and as few are right as before. {{ assert compiled[1] > 1.5 * compiled[0] and correct[1] <
-# 3 }} It learned to write what compiles, because that's what pays. Without the 0.3 there's next to no gradient, and
-# compiling doesn't rise. {{ assert sums[0.0]["compiled"][1] < 1.3 * sums[0.0]["compiled"][0] }} Neither reward teaches
-# kernels; the sum just looks better in the log.
+# 3 }} It learned what pays. Without the 0.3 there's next to no gradient, and compiling doesn't rise. {{ assert
+# sums[0.0]["compiled"][1] < 1.3 * sums[0.0]["compiled"][0] }} Neither reward teaches kernels; the sum just looks better
+# in the log.
 #
-# So how much may compiling earn? You can work it out before you train. Say an honest attempt is right one time in 20,
-# and half of its failures compile. If compiling earns α and a right program V on top, the attempt earns (1/20 +
-# 19/40)·α + V/20, and an empty program that always compiles earns α. The attempt wins only if α < V/9.5. Exercise q3
-# has a check that computes such means for you.
+# How much may compiling earn? You can work it out before you train. Say an honest attempt is right one time in 20, and
+# half of its failures compile. If compiling earns α and a right program V on top, the attempt earns (1/20 + 19/40)·α +
+# V/20, and an empty program that always compiles earns α. So the attempt wins only if α < V/9.5. Exercise q3 has a
+# check that computes such means for you.
 #
 # ## 5 · Third suspect: a judge with a hole
 #
-# A reward is only as good as what the judge sees. Section 1's judge can be opened in two places. Both are on a
-# published list of what models have done to judges of real kernels (Andere 2026):
+# A reward is only as good as what the judge sees. Section 1's judge can be opened in two places, both from a published
+# list of what models have done to judges of real kernels (Andere 2026):
 #
-# - `stale`: memory isn't cleared between the reference and the program. Values the program never wrote are still in
-#   memory, because the reference wrote them.
+# - `stale`: memory isn't cleared between the reference and the program. So it still has values that the program never
+#   wrote, because the reference did.
 # - `side`: a launch marked `side` runs on another stream, and the clock doesn't wait for it.
 #
 # By hand, on the three lines of section 1:
@@ -566,9 +545,9 @@ for hole, text in cheats.items():
 print(f"the least time that a judge counts: {LEAST_US:.0f} µs")
 
 # %% [markdown]
-# The model has never been told of either hole. It has seen the word `side`, like other slips, in the careless
-# programmer's code. Does it find them? The tasks `rlcourse.tasks.kernels.task:stale` and `:side` train with an open
-# judge and **measure** with an honest one beside it.
+# Nobody told the model of either hole, though it has seen the word `side`, like other slips, in the careless
+# programmer's code. Does it find them? It trains with an open judge, and we **measure** with an honest one beside
+# it.<br><small>Tasks `rlcourse.tasks.kernels.task:stale` and `:side`.</small>
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -577,7 +556,7 @@ closed = {hole: load_curve(f"lesson14_{hole}_closed") for hole in cheats}
 careful = load_curve("lesson14_stale_careful")  # `stale` from the model that ships
 OPEN_STEPS = opened["side"]["results"][0]["curves"]["steps"][-1]
 cheat_bet = bet(
-    f"The side stream is not timed. What share of the samples uses that after {OPEN_STEPS} steps?",
+    f"The side stream isn't timed. What share of the samples exploits that after {OPEN_STEPS} steps?",
     (5, 0, 100, 1),
     "%",
 )
@@ -596,14 +575,22 @@ def left_out(record: dict) -> list[int]:
 slow_first, slow_last = ([row["curves"]["hacked"][place] for row in careful["results"]] for place in (0, -1))
 
 # %% [markdown]
-# Three seeds each, recorded. `side` starts from section 2's model. From that model, `stale` takes long: after {{
+# Three seeds each, recorded. `side` starts from section 2's model. From there, `stale` takes long: after {{
 # careful["setup"]["steps"] }} steps {{ spread(slow_last) }}% of the samples cheat. {{ assert min(slow_last) > 5 *
-# max(slow_first) and not any(left_out(careful)) }} So the figure shows `stale` from {{
-# opened["stale"]["setup"]["model"] }}. At the vertical line the hole is closed and training goes on with the honest
-# judge. **Look for** the distance between the open judge and the honest one.
+# max(slow_first) and not any(left_out(careful)) }} So the figure shows it from {{ opened["stale"]["setup"]["model"] }}.
+# At the vertical line the hole is closed and training goes on with the honest judge. **Look for** the distance between
+# the open judge and the honest one.
+
 
 # %% tags=["hide-input"]
 # @title Figure: two holes, open and closed
+def at(record: dict, name: str, place: int) -> float:
+    """A metric of the samples over the first (0) or last (-1) five steps, mean of the seeds."""
+    values = [row["curves"][name][place] for row in record["results"]]
+    return sum(values) / len(values)
+
+
+cheat_bet.result(round(100 * at(opened["side"], "hacked", -1)))
 fig, axes = plt.subplots(2, 2, figsize=(10, 5.2), layout="constrained", sharex="col")
 TRUE = {
     "stale": ("correct", 100, "right, % of samples"),
@@ -634,32 +621,22 @@ fig.suptitle("Each line a seed; at the vertical line the hole is closed")
 plt.show()
 
 
-def at(record: dict, name: str, place: int) -> float:
-    """A metric of the samples over the first (0) or last (-1) five steps, mean of the seeds."""
-    values = [row["curves"][name][place] for row in record["results"]]
-    return sum(values) / len(values)
-
-
 def cheating(hole: str, when: str) -> float:
     """% of the samples on held-out problems that a judge with the hole would pay too much, mean of the seeds."""
     found = [row["held_out"][when]["sampled"]["hacked"] for row in closed[hole]["results"]]
     return 100 * sum(found) / len(found)
 
 
-held_out = closed["stale"]["setup"]["held_out"]  # problems
-judged = SAMPLES * held_out
-cheat_bet.result(round(100 * at(opened["side"], "hacked", -1)))
-
 # %% [markdown]
-# **Side.** The open judge counts {{ at(opened["side"], "counted_speedup", -1):.0f }} times eager, the honest judge {{
+# **Side.** The open judge counts {{ at(opened["side"], "counted_speedup", -1):.0f }} times eager, the honest one {{
 # at(opened["side"], "speedup", -1):.1f }}. {{ assert at(opened["side"], "counted_speedup", -1) > 4 * at(opened["side"],
 # "speedup", -1) }} A few samples had the word in the right place by chance. They earned most, and that's enough.
 #
 # **Stale.** The reward rises fourfold. At the end the open judge finds {{ 100 * at(opened["stale"], "counted_correct",
-# -1):.0f }}% of the samples right, the honest judge {{ 100 * at(opened["stale"], "correct", -1):.0f }}%. {{ assert
+# -1):.0f }}% of the samples right, the honest one {{ 100 * at(opened["stale"], "correct", -1):.0f }}%. {{ assert
 # at(opened["stale"], "counted_correct", -1) > at(opened["stale"], "correct", -1) + 0.15 and 3.5 < at(opened["stale"],
-# "reward", -1) / at(opened["stale"], "reward", 0) < 4.7 }} Each recorded cheat leaves out a line, and a later line
-# still finds its value in memory. {{ assert all(left_out(opened["stale"])) }}
+# "reward", -1) / at(opened["stale"], "reward", 0) < 4.7 }} Each cheat leaves out a line, and a later line still finds
+# its value in memory: {{ assert all(left_out(opened["stale"])) }}
 
 # %%
 paid = {
@@ -678,12 +655,12 @@ for hole, shown in paid.items():
 # %% [markdown]
 # **Closed.** From one step to the next, cheats become worthless. After `stale`, right samples come back. {{ assert
 # at(closed["stale"], "correct", 0) < at(closed["stale"], "correct", -1) and cheating("stale", "after") <
-# cheating("stale", "before") }} After `side`, programs get faster again, but the word mostly stays: an open judge would
-# still overpay {{ cheating("side", "after"):.0f }}% of the samples. {{ assert 50 < cheating("side", "after") <
+# cheating("stale", "before") }} After `side`, programs get faster, but the word mostly stays: an open judge would still
+# overpay {{ cheating("side", "after"):.0f }}% of the samples. {{ assert 50 < cheating("side", "after") <
 # cheating("side", "before") and at(closed["side"], "speedup", -1) > at(closed["side"], "speedup", 0) + 0.3 }} With an
-# honest clock the word costs nothing and gains nothing, and **what isn't punished is unlearned slowly, if at all**.
+# honest clock the word costs nothing, and **what isn't punished is unlearned slowly, if at all**.
 #
-# From their rewards alone, these runs go well. As in lesson 05: keep a second judge that can't be fooled in the same
+# Judged by their rewards, these runs go well. As in lesson 05: keep a second judge that can't be fooled in the same
 # way, and read what the model writes.
 #
 # ## 6 · Does the counted clock mean anything?
@@ -697,10 +674,10 @@ print(f"{fused.problem.question}\n→ {fused.text.strip()}\n  {fused.verdict.wor
 Code(lower(parse(fused.text), fused.problem.computation), language="python")
 
 # %% [markdown]
-# For {{ len({row["program"] for row in lowered["results"]}) }} test problems, three programs each were lowered and run
-# on an H200: eager, the lines in order with launches that end at random, and the optimum. {{ assert all(row["right"]
-# for row in lowered["results"]) }} Training compares programs, so order matters more than scale. **Rank correlation**
-# (Spearman's) measures it: rank the times in each list, and correlate the ranks. **Look for** the order within each
+# We ran three programs each for {{ len({row["program"] for row in lowered["results"]}) }} test problems on an H200:
+# eager, the optimum, and the lines in order with launches that end at random. {{ assert all(row["right"] for row in
+# lowered["results"]) }} Training compares programs, so order matters more than scale. The **rank correlation**
+# (Spearman's) measures order: rank the times in each list, and correlate the ranks. **Look for** the order within each
 # panel, then for the distance to the dotted line.
 
 # %% tags=["hide-input"]
@@ -759,10 +736,9 @@ timed = load_curve("lesson14_measured")  # paid by times measured on the GPU
 
 # %% [markdown]
 # **The order holds**, in a CUDA graph better than from Python. {{ assert order["graph_us"] > 0.98 and order["call_us"]
-# < order["graph_us"] - 0.03 and min(kept_order.values()) > 0.98 * len(pairs) }} Much of it is just the number of
-# launches, which alone correlates almost as well. {{ assert by_launches["graph_us"] > 0.9 and by_launches["call_us"] >
-# 0.9 }} **The scale doesn't**: in a graph a program takes {{ scale["graph_us"]:.2f }} times its counted time, since the
-# matrices fit in the L2 cache and the counted clock has no cache. From Python it takes {{ scale["call_us"]:.1f }} times
+# < order["graph_us"] - 0.03 and min(kept_order.values()) > 0.98 * len(pairs) }} {{ assert by_launches["graph_us"] > 0.9
+# and by_launches["call_us"] > 0.9 }} **The scale doesn't**: in a graph a program takes {{ scale["graph_us"]:.2f }}
+# times its counted time, since the matrices fit in the L2 cache. From Python it takes {{ scale["call_us"]:.1f }} times
 # as long, nearly all of it on the host. {{ assert scale["graph_us"] < 0.4 and scale["call_us"] > 2 and call_us > 3 *
 # H200.launch_us }} **The speedup survives**: the optimum is about as many times faster than eager by either clock. {{
 # assert all(abs(np.median(gains[clock]) / np.median(gains["counted_us"]) - 1) < 0.1 for clock in CLOCKS) }}
@@ -774,10 +750,10 @@ timed = load_curve("lesson14_measured")  # paid by times measured on the GPU
 # ## 7 · Real kernels
 #
 # In our language a cheat needs a hole in the judge. A model that writes Python can go after the clock, the reference,
-# the test's own variables. So the judge of the task `kernelbench` trusts nothing that it can measure itself. It runs
-# each candidate in a process of its own, without your files or your network; makes inputs within a trial, from a seed
+# and the test's own variables. So the judge of our task `kernelbench` trusts nothing that it can measure itself. It
+# runs each candidate in its own process, without your files or network. It makes inputs within a trial, from a seed
 # that nobody knew before; keeps references where no kernel sees them; compares the outputs of timed trials, too; and
-# times from outside. Before that, **rules** read the text and refuse what has no place in a kernel.
+# times from outside. Before all that, **rules** read the text and refuse what has no place in a kernel.
 #
 # Here are the rules alone, on a kernel for `relu` and on variants of it:
 
@@ -813,10 +789,10 @@ for name, text in changes.items():
 assert rules.check(HONEST) is None and sum(rules.check(text) is None for text in changes.values()) == 2
 
 # %% [markdown]
-# The last one passes: nothing in its text is forbidden, and without the launch it just returns the memory it was given.
-# It's `stale` again, in Python. It fails when it runs, because in the checking trials unwritten memory holds nan.
-# **Rules catch the cheats you can name; measuring catches the rest.** A test submits every published cheat that we know
-# of (`tests/tasks/kernelbench/cheats.py`).
+# The last one passes: nothing in its text is forbidden. Without the launch it returns the memory it was given, so it's
+# `stale` again, in Python. It fails when it runs, because in the checking trials unwritten memory is nan. **Rules catch
+# the cheats you can name; measuring catches the rest.**<br><small>`tests/tasks/kernelbench/cheats.py` submits every
+# published cheat that we know of.</small>
 #
 # Others report, by their own measurements on KernelBench's problems:
 #
@@ -826,12 +802,12 @@ assert rules.check(HONEST) is None and sum(rules.check(text) is None for text in
 # | Makora (Tehrani et al. 2026) | GPT-5, one attempt | correct 43.7 → 77.0% | beats TorchInductor on 14.8 → 21.8% |
 # | Dr. Kernel (Liu et al. 2026) | 14 billion parameters, more test-time turns | — | 31.6% of level 2 ≥ 1.2 × eager |
 #
-# The models whose start is given were often right from the beginning: the first suspect was absent. We have no such
-# number of our own: nobody has trained a model in our environment yet.
+# The models whose start is given were often right from the beginning: the first suspect was absent. We have no number
+# of our own: nobody has trained a model in our environment yet.
 #
 # ## 8 · Case closed
 #
-# Before you train, test the reward. Here section 4's sum, with speed paid up to ten times, goes to exercise q3's check,
+# Before you train, test the reward. Here's section 4's sum, with speed paid up to ten times, in exercise q3's check,
 # which knows kinds of programs and how often each is right:
 
 # %%
@@ -840,10 +816,10 @@ check.q3.run(summed, seed=0)
 
 # %% [markdown]
 # Read the first line that fails. Training with this sum ends with the kind **“compiles, computes nothing”**: an honest
-# attempt that is seldom right earns less than an empty program. So our verdict, from outside, has two parts. If no
-# sample is right, there's nothing to learn about kernels; and if compiling pays, you can earn it without writing one.
-# The fix is what our successful runs had: a start that is sometimes right, a reward that an empty program can't win,
-# and a judge that measures for itself. Can you write a reward that passes the whole check?
+# attempt that is seldom right earns less than an empty program. So the verdict has two parts. If no sample is right,
+# there's nothing to learn about kernels. And if compiling pays, you can earn it without writing one. Our successful
+# runs had the cure: a start that is sometimes right, a reward that an empty program can't win, and a judge that
+# measures for itself. Can you write a reward that passes the whole check?
 #
 # ## Check yourself
 #
@@ -853,20 +829,13 @@ check.q3.run(summed, seed=0)
 # One launch, {{ A10G.launch_us:.0f }} µs, and no load or store. It may cost registers.
 # </details>
 #
-# 2. Why is `keep` worth nothing, or worse, until launches are merged?
-#
-# <details><summary>Answer</summary>
-# A kept value is lost when the launch ends. With one launch per line nobody can read it any more, and the program
-# doesn't compile. So merging has to come first.
-# </details>
-#
-# 3. Greedy answers all earn the same; samples don't. Can the policy learn?
+# 2. Greedy answers all earn the same; samples don't. Can the policy learn?
 #
 # <details><summary>Answer</summary>
 # Yes. It learns from the spread within a group of samples. It couldn't if all samples of each group earned the same.
 # </details>
 #
-# 4. The reward rises from 0.3 to 2.0 overnight. Which number do you ask for?
+# 3. The reward rises from 0.3 to 2.0 overnight. Which number do you ask for?
 #
 # <details><summary>Answer</summary>
 # One from a judge that isn't the reward: correctness on other inputs, in fresh memory, timed from outside. And read
@@ -886,5 +855,3 @@ check.q3.run(summed, seed=0)
 # - Andere 2026, [*A Field Guide to Reward Hacking in AI Kernel
 #   Generation*](https://www.wafer.ai/blog/reward-hacks-field-guide).
 # - Liu et al. 2026, *Dr. Kernel: Reinforcement Learning Done Right for Triton Kernel Generations*, arXiv:2602.05885.
-# - Vaswani et al. 2017, *Attention Is All You Need*, arXiv:1706.03762.
-# - Izmailov et al. 2018, *Averaging Weights Leads to Wider Optima and Better Generalization*, arXiv:1803.05407.
