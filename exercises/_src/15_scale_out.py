@@ -306,8 +306,8 @@ check.q4(most_ranks)
 # %% [markdown] tags=["solution"]
 # **The start kills it.** $P$ ranks pay it $P$ times. A faster link doesn't help there; a larger batch does, and so does
 # a cheaper start (lessons 07 and 10: it's mostly decode steps that read all weights for a few rows). That's why "equal
-# work in all" (strong scaling) and "equal work a rank" (weak scaling) are two benchmarks, and why you should ask of any
-# figure which of the two it is.
+# work in all" (strong scaling) and "equal work per rank" (weak scaling) are two benchmarks, and why you should ask of
+# any figure which of the two it is.
 
 # %% [markdown]
 # ## q5 · How old?

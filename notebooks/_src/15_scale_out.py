@@ -11,16 +11,21 @@
 #
 # - what several processes that train one model send each other, and when;
 # - which losses come out wrong when each process averages its own answers, and which don't;
-# - to write an all-reduce as a ring, and to say from bytes and bandwidth when it costs too much;
+# - to write an all-reduce as a ring, and to tell from bytes and bandwidth when it costs too much;
 # - what you gain by splitting a batch over GPUs, and what overlap adds;
 # - how old the sampler's weights may be, and how far importance sampling helps;
 # - when this package is no longer the right tool, and how your model leaves it.
 #
 # You need [lesson 01](01_policy_gradient.ipynb) for the loop, [lesson 04](04_dr_grpo.ipynb) for the three ways to add
-# up tokens, and [lesson 11](11_engine_for_rl.ipynb) for a sampler that isn't the policy, and its importance weights.
+# up tokens, and [lesson 11](11_engine_for_rl.ipynb) for the mismatch between sampler and trainer.
 #
-# No GPU is needed, let alone two. Everything here runs in real processes on your CPU, through the same calls of
-# `torch.distributed` that run on a cluster. On GPUs the backend is NCCL instead of gloo; the rest stays as it is.
+# Your run works on one GPU. Now somebody hands you three more. Will four train the *same* model, and four times as
+# fast? It looks easy: give each a quarter of the batch and average the gradients. We put that to the test, one question
+# at a time. Is it the same model? Does the network eat the gain? If not, is it four times as fast? And if not, is there
+# a way around, and what does that cost?
+#
+# You don't need a GPU, let alone four. Everything here runs in real processes on your CPU, through the same calls of
+# `torch.distributed` that run on a cluster. On GPUs only the backend differs, NCCL instead of gloo.
 
 # %%
 import inspect
@@ -62,10 +67,9 @@ from rlcourse.train import train_step
 # %% [markdown]
 # ## 1 · Two processes and one message
 #
-# A **rank** is a process with a number, 0 to $P-1$, and usually with a GPU of its own; $P$ is the number of ranks.
-# Ranks share no memory. They run the same program, and what one needs from another has to be sent.
-#
-# `Ranks(2)` starts two processes and keeps them. `run` calls a function on both; each gets its rank.
+# A **rank** is a process with a number, 0 to $P-1$, usually with its own GPU; $P$ is the number of ranks. Ranks run the
+# same program and share no memory, so what one needs from another has to be sent. `Ranks(2)` starts two processes, and
+# `run` calls a function on both.
 
 # %%
 two = Ranks(2)
@@ -84,13 +88,13 @@ def hello(rank):
 print(two.run(hello))
 
 # %% [markdown]
-# Everything training needs is built from such messages. The first question is which answers a rank gets.
+# Everything else is built from such messages.
 #
-# ## 2 · Prompts are split, groups never
+# ## 2 · Does it train the same model?
 #
-# Eight problems, {{ GROUP }} answers to each, sampled by one process. Half of the rows go to each rank. You can cut in
-# two ways: between problems, or through every group, so that each rank has {{ GROUP // 2 }} answers to each problem.
-# Each rank then computes advantages from the rewards it has.
+# Eight problems, {{ GROUP }} answers to each, and half of the answers for each rank. You can cut between problems, or
+# through every group, so that each rank has {{ GROUP // 2 }} answers to each problem. Then each rank computes
+# advantages from the rewards that it has.
 
 # %%
 policy = load_policy("embedded")
@@ -116,16 +120,17 @@ for cut, on_first in CUTS.items():
         print(f"cut {cut:17} advantage by {kind:25} off by at most {off[cut, kind]:.2f}")
 
 # %% [markdown]
-# If you cut between problems, everything computed within a group comes out the same. {{ assert off["between problems",
-# "group mean"] == 0 and off["between problems", "group mean and deviation"] == 0 }} If you cut through groups, it's
-# wrong, and nothing crashes. {{ assert off["through groups", "group mean"] > 0.05 }} Any batch statistic (a mean, a
-# deviation, PPO's whitening) must be computed over **all** ranks, however you cut. {{ assert off["between problems",
-# "batch mean"] > 0.01 }} {{ "(Cut through groups, the batch mean is off by 0.00 only because both ranks have equally
-# many right answers.)" if rewards[CUTS["through groups"]].sum() == rewards[~CUTS["through groups"]].sum() else "" }}
+# Cut through groups, and the advantages are wrong, though nothing crashes. {{ assert off["through groups", "group
+# mean"] > 0.05 }} Cut between problems, and everything computed within a group is right. {{ assert off["between
+# problems", "group mean"] == 0 and off["between problems", "group mean and deviation"] == 0 }} A batch statistic (a
+# mean, a deviation, PPO's whitening) must be computed over **all** ranks, however you cut. {{ assert off["between
+# problems", "batch mean"] > 0.01 }}{{ "<br><small>Cut through groups, the batch mean is off by 0.00 only because both
+# ranks happen to have equally many right answers.</small>" if rewards[CUTS["through groups"]].sum() ==
+# rewards[~CUTS["through groups"]].sum() else "" }}
 #
-# So we cut between problems, and the advantages are right. Next, the loss. Each rank computes the mean loss of **its
-# own** answers and its gradient, and then the gradients are averaged. PyTorch's `DistributedDataParallel` (DDP) does
-# just that, and with equal batches in supervised training nobody notices.
+# So we cut between problems. Next, the loss. Each rank takes the mean loss of **its own** answers and its gradient, and
+# then the gradients are averaged. PyTorch's `DistributedDataParallel` (DDP) does just that, and in supervised training
+# with equal batches nobody notices.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -135,7 +140,7 @@ WRONG = [
     "the mean over answers of the mean over tokens (GRPO)",
     "the sum over a constant (Dr. GRPO)",
 ]
-loss_bet = bet("Two ranks with equally many answers. Which loss gets another gradient than one process's?", WRONG)
+loss_bet = bet("Two ranks, equally many answers each. Which loss gets a different gradient than in one process?", WRONG)
 
 
 # %%
@@ -180,11 +185,12 @@ for how in HOWS:
         ("all, 6 and 2 problems", share_of_all, 6 * GROUP),
     ):
         found = two.run(way, rollout, advantages, how, cut)
-        assert torch.equal(*found)  # both ranks hold the same bits
+        assert torch.equal(*found)  # both ranks have the same bits
         distance[how, name] = ((found[0] - one).norm() / one.norm()).item()
 
 # %% tags=["hide-input"]
 # @title Table: distance from the gradient of one process
+loss_bet.result(WRONG[1] if distance["token_mean", "own"] > 1e-3 > distance["sequence_mean", "own"] else WRONG[0])
 print(f"{'':30}" + "".join(f"{name:>12}" for name in HOWS.values()))
 for name, said in (
     ("own", "own means, 4 and 4 problems"),
@@ -195,38 +201,38 @@ for name, said in (
     print(f"{said:30}" + "".join(f"{distance[how, name]:12.1e}" for how in HOWS))
 tokens = [int(answer_mask(rollout[part]).sum()) for part in (row[:half], row[half:])]
 print(f"tokens of the two ranks, 4 and 4 problems: {tokens[0]} and {tokens[1]}")
-loss_bet.result(WRONG[1] if distance["token_mean", "own"] > 1e-3 > distance["sequence_mean", "own"] else WRONG[0])
 
 # %% [markdown]
-# With equally many answers, GRPO and Dr. GRPO come out right by luck: each rank divides by the same number. {{ assert
-# max(distance["sequence_mean", "own"], distance["constant", "own"]) < 1e-4 < distance["token_mean", "own"] }} DAPO
-# divides by tokens, and the ranks have {{ tokens[0] }} and {{ tokens[1] }}. So its gradient is off by {{ 100 *
-# distance["token_mean", "own"]:.0f }}%: a token weighs more on the rank that has fewer. How far off it is changes from
-# step to step, with the lengths. With 6 and 2 problems all three are wrong. {{ assert min(distance[how, "own, 6 and 2
-# problems"] for how in HOWS) > 0.01 }} That happens whenever prompts don't divide evenly among the ranks, or a filter
-# drops groups.
+# DAPO's, and silently. It divides by tokens, and the ranks have {{ tokens[0] }} and {{ tokens[1] }}, so a token weighs
+# more on the rank that has fewer. The gradient is off by {{ 100 * distance["token_mean", "own"]:.0f }}%, another amount
+# in each step, and the loss curve shows nothing. GRPO and Dr. GRPO come out right, but only by luck: each rank divides
+# by the same number. {{ assert max(distance["sequence_mean", "own"], distance["constant", "own"]) < 1e-4 <
+# distance["token_mean", "own"] }} With 6 and 2 problems all three are wrong, and that happens whenever prompts don't
+# divide evenly or a filter drops groups. {{ assert min(distance[how, "own, 6 and 2 problems"] for how in HOWS) > 0.01
+# }}
 #
-# So the rule is: **count over all ranks before you divide, then add up.** It costs two integers. {{ assert max(v for
-# (_, name), v in distance.items() if name.startswith("all")) < 1e-4 }}
+# The cure costs two integers: **count over all ranks before you divide, then add up.** {{ assert max(v for (_, name), v
+# in distance.items() if name.startswith("all")) < 1e-4 }}
 #
 # ## 3 · All-reduce, by hand
 #
-# `all_reduce` gave every rank the sum of all gradients. How? Rank 0 could collect them all, add them up and send the
-# sum back. With $P$ ranks and $M$ bytes of gradient, $2(P-1)M$ bytes then pass through rank 0, while the others wait.
+# Now, how fast? `all_reduce` gave every rank the sum of all gradients. Say rank 0 collects them, adds them up and sends
+# the sum back. With $P$ ranks and $M$ bytes of gradient, $2(P-1)M$ bytes then pass through rank 0, while the others
+# wait. Can you do better?
 
 # %% tags=["hide-input"]
 # @title Your bet
 RING_N = pick(3, 4)
 ring_bet = bet(
-    f"{RING_N} ranks, no rank special, each link used evenly. How many times M must each rank send, at least?",
+    f"{RING_N} ranks that share the work evenly. How many times M must each rank send, at least?",
     (RING_N - 1.0, 0.5, 8.0, 0.25),
     "M",
 )
 
 # %% [markdown]
-# Here's the ring: cut the gradient into $P$ pieces. In each step every rank gives one piece to its right neighbour and
-# takes one from its left. In the first $P-1$ steps, a rank **adds** what arrives to its own piece, so sums grow as they
-# travel. Then each rank has one complete piece, and in $P-1$ more steps the complete pieces travel on.
+# Here's the ring. Cut the gradient into $P$ pieces. In each step every rank gives one piece to its right neighbour and
+# takes one from its left. In the first $P-1$ steps a rank **adds** what arrives to its own piece, so sums grow as they
+# travel. Then each rank has one complete piece, and in $P-1$ more steps the complete pieces go around.
 
 
 # %%
@@ -263,24 +269,24 @@ for ranks in (two, Ranks(RING_N)):
     errors = [(sums[0] - exact).abs().max().item() for sums in (by_ring, by_torch)]
     print(f"{ranks.size} ranks, all with the same bits: {all(torch.equal(by_ring[0], other) for other in by_ring)}")
     print(f"   largest error: ours {errors[0]:.1e}, torch {errors[1]:.1e}")
-    print(f"   sent by each rank: {', '.join(f'{f[2] / (4 * LENGTH):.3f} M' for f in found)}")
     sent_most = max(f[2] for f in found) / (4 * LENGTH)
     ring_right = errors[0] < 1e-5 and torch.equal(by_ring[0], by_ring[-1])
 ranks.close()
 ring_bet.result(round(sent_most, 2))
+print(f"sent by each of {RING_N} ranks: {', '.join(f'{f[2] / (4 * LENGTH):.3f} M' for f in found)}")
 
 # %% [markdown]
 # {{ assert ring_right and abs(sent_most - 2 * (RING_N - 1) / RING_N) < 0.001 }} Each rank sends $2M(P-1)/P$, **never
-# more than twice the gradient, however many ranks there are**. As long as the ranks do the adding, and not the
-# network's switches, it can't be less (Patarasuk and Yuan 2009). What does grow with $P$ is the number of steps, each
-# with its own latency; exercise 2 trades one for the other.
+# more than twice the gradient, however many ranks there are**, and it can't be less (Patarasuk and Yuan
+# 2009).<br><small>As long as the ranks add, and not the network's switches. The number of steps does grow with $P$,
+# each with its own latency; exercise 2 trades one for the other.</small>
 #
-# The printout shows two more things. All ranks hold the **same bits**, since a piece is summed once and then copied. So
-# every rank makes the same update, and weights are never sent. But the sum isn't bitwise that of one process, since
-# each piece is summed in another order. That's why the package promises one process's result *up to rounding*.
+# All ranks end up with the **same bits**, since each piece is summed once and then copied. So every rank makes the same
+# update, and weights are never sent. But one process would sum in another order, so you get its result only *up to
+# rounding*.
 
 # %% tags=["hide-input"]
-# @title Figure: how many terms each piece of each rank holds
+# @title Figure: how many terms are in each rank's pieces
 P = 4
 terms = [[{rank} for _ in range(P)] for rank in range(P)]
 frames = [[[len(piece) for piece in of_rank] for of_rank in terms]]
@@ -303,10 +309,10 @@ plt.show()
 complete = all(count == P for of_rank in frames[-1] for count in of_rank)
 
 # %% [markdown]
-# {{ assert complete }} Follow one column, a piece, from panel to panel: its sum has 1, 2, 3, 4 terms as it goes from
-# rank to rank, then the complete sum spreads.
+# {{ assert complete }} Follow one column, a piece, from panel to panel: its sum collects 1, 2, 3, 4 terms as it goes
+# from rank to rank, then the complete sum spreads.
 #
-# ## 4 · When it pays
+# ## 4 · Does the network eat the gain?
 #
 # A message takes a latency, plus its bytes over the bandwidth. Let's measure both between your two processes:
 
@@ -315,7 +321,9 @@ COUNTS = [2**i for i in range(6, pick(19, 23), 2)]
 
 
 def time_all_reduce(rank, counts, repeats):
-    """The fewest seconds of an all-reduce of so many float32 numbers: what is above is other programs' work."""
+    """The fewest seconds that an all-reduce of so many float32 numbers took: more is other programs' work."""
+    for _ in range(20):  # warm up: the first few of all are slow
+        dist.all_reduce(torch.ones(counts[0]))
     found = []
     for count in counts:
         numbers, times = torch.ones(count), []
@@ -346,16 +354,13 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# Small messages cost about the latency, whatever their size. (A lone point far above the line is probably noise from
-# other programs.) So gradients are sent in **buckets**, many tensors at a time: the package sends up to 64 MiB at once.
+# Small messages cost about the latency, whatever their size. So gradients are sent in **buckets**, many tensors at a
+# time, in our package up to 64 MiB.
 #
-# Now GPUs. We have a recorded step of Qwen2.5-0.5B's shape on one H200, at two sizes. From that you can estimate what
-# more GPUs would bring, and for two and four see how good the estimate was.
-#
-# We assume that the step takes what was recorded on one GPU, and then a ring sends the gradient, in float32 as the
-# package does, with nothing else running meanwhile. Every GPU has its own rows ("equal work a rank"). The
-# **efficiency** is the share of time spent working: the step on one GPU, over that step plus the ring. The table is for
-# 8 GPUs; its last two columns are the efficiency of the two recorded steps.
+# Now GPUs. We recorded a step of Qwen2.5-0.5B's shape on one H200, at two sizes. What would eight bring? Assume that
+# each gets as many rows as the one had, and that a ring then sends the float32 gradient while nothing else runs. The
+# **efficiency** is the share of time spent working: the step on one GPU, over that step plus the ring. The table's last
+# two columns have it for the two recorded steps.
 
 
 # %%
@@ -378,16 +383,14 @@ for link, speed in LINKS.items():
     print(f"{link + f', {speed:g}':30}{1e3 * ring:6.0f} ms{needed[link]:13.2f} s{kept}")
 
 # %% [markdown]
-# The bandwidths are from data sheets (NVIDIA for NVLink and NDR, PCI-SIG for PCIe), and real ones are lower. The column
-# "step for 0.9" is the shortest step at which efficiency stays at 0.9: **nine times the all-reduce**. For 8 GPUs on
-# NVLink that is {{ needed["NVLink 4"]:.2f }} s, shorter than both of these steps. {{ assert needed["NVLink 4"] <
-# min(r["step_s"] for r in steps.values()) }} Over 100 Gbit/s Ethernet it is {{ needed["100 Gbit/s Ethernet"]:.1f }} s,
-# and our step with {{ max(steps) }} rows takes {{ steps[max(steps)]["step_s"]:.2f }} s. {{ assert needed["100 Gbit/s
-# Ethernet"] > max(r["step_s"] for r in steps.values()) }} Then you give each GPU more rows, or send bf16, or send
-# during the backward pass (as DDP and FSDP do).
+# "Step for 0.9" is the shortest step that keeps the efficiency at 0.9: **nine times the all-reduce**. On NVLink both of
+# our steps are long enough. {{ assert needed["NVLink 4"] < min(r["step_s"] for r in steps.values()) }} Over 100 Gbit/s
+# Ethernet a step would have to take {{ needed["100 Gbit/s Ethernet"]:.1f }} s, and our longer one takes {{
+# steps[max(steps)]["step_s"]:.2f }} s. {{ assert needed["100 Gbit/s Ethernet"] > max(r["step_s"] for r in
+# steps.values()) }} Then you give each GPU more rows, or send bf16, or send during the backward pass (as DDP and FSDP
+# do).<br><small>The bandwidths are from data sheets; real ones are lower.</small>
 #
-# We measured up to four H200s of one machine, joined by NVLink. **Look for** the second line: how far from 1 is its
-# efficiency, and how much of that is the all-reduce?
+# So on NVLink communication hardly matters. Is the estimate any good? We measured up to four H200s of one machine.
 
 # %%
 scale = load_record("scale", "NVIDIA H200")
@@ -395,7 +398,7 @@ on_two, on_four = ({row["variant"]: row for row in scale["results"] if row["gpus
 for r in scale["results"]:
     if r["variant"] == "equal work in all":
         continue  # below
-    print(f"{r['variant']:18}{r['gpus']} GPU{'s' if r['gpus'] > 1 else ' '}{r['rows']:5} rows in all", end="")
+    print(f"{r['gpus']} GPU{'s' if r['gpus'] > 1 else ' '}{r['rows']:5} rows in all", end="")
     print(f"{r['step_s']:8.3f} s per step, efficiency {r['efficiency']:.2f}")
 print(provenance(scale))
 one, each, each_of_4 = scale["results"][0], *(on["equal work a rank"] for on in (on_two, on_four))
@@ -408,15 +411,13 @@ def more(row: dict, part: str) -> float:
 
 
 # %% [markdown]
-# The all-reduce is the smaller part of what the second GPU costs, {{ 1e3 * each["allreduce_s"]:.1f }} of {{ more(each,
-# "step_s"):.0f }} ms. {{ assert 1.2 < each["allreduce_s"] / ring < 2 and 1e3 * each["allreduce_s"] < more(each,
-# "step_s") / 2 }} Rollout and update each take longer, too, {{ assert more(each_of_4, "update_s") > more(each,
-# "update_s") and more(each_of_4, "rollout_s") > more(each, "rollout_s") > 0 }} probably because processes never take
-# equally long, and at each exchange the faster ones wait for the slowest.
-#
-# The efficiency is {{ each["efficiency"]:.2f }} and {{ each_of_4["efficiency"]:.2f }}, where the estimate says {{
-# one["step_s"] / (one["step_s"] + ring):.2f }} and {{ one["step_s"] / (one["step_s"] + ring_of_4):.2f }}: **an estimate
-# from bytes alone is an upper bound.**
+# Not quite: {{ each["efficiency"]:.2f }} and {{ each_of_4["efficiency"]:.2f }} instead of {{ one["step_s"] /
+# (one["step_s"] + ring):.2f }} and {{ one["step_s"] / (one["step_s"] + ring_of_4):.2f }}. **An estimate from bytes
+# alone is an upper bound.** The all-reduce is the smaller part of what the second GPU costs, {{ 1e3 *
+# each["allreduce_s"]:.1f }} of {{ more(each, "step_s"):.0f }} ms. {{ assert 1.2 < each["allreduce_s"] / ring < 2 and
+# 1e3 * each["allreduce_s"] < more(each, "step_s") / 2 }} Rollout and update get longer, too, {{ assert more(each_of_4,
+# "update_s") > more(each, "update_s") and more(each_of_4, "rollout_s") > more(each, "rollout_s") > 0 }} probably
+# because processes never take equally long, and at each exchange the faster ones wait for the slowest.
 #
 # **Explore** the efficiency for your model's gradient, your link and your step.
 
@@ -447,12 +448,13 @@ explorer(
 )
 
 # %% [markdown]
-# Beyond a few GPUs the curves are flat: the ring's bytes hardly grow. Something else ends scaling.
+# Beyond a few GPUs the curves are flat: the ring's bytes hardly grow. So with a good network and equal work per GPU,
+# scaling is nearly free.
 #
-# ## 5 · The same rows on more GPUs
+# ## 5 · The same rows on four GPUs
 #
-# So far each GPU had its own 64 rows. Now split the **same** {{ max(steps) }} rows over four GPUs. The record also has
-# {{ min(steps) }} rows, one GPU's share:
+# But that's not what you asked for. You wanted the *same* step faster. So split the **same** {{ max(steps) }} rows over
+# your four GPUs, {{ min(steps) }} each, and let communication be free:
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -462,24 +464,23 @@ split_bet = bet("Four GPUs, a quarter of the rows each, free communication. How 
 # %%
 many, few = steps[max(steps)], steps[min(steps)]
 assert max(steps) == 4 * min(steps)
+speedup = many["step_s"] / few["step_s"]
+split_bet.result(round(speedup, 1))
 for part in ("rollout_s", "update_s", "step_s"):
     print(f"{part:10} {many[part]:.3f} s -> {few[part]:.3f} s: {many[part] / few[part]:.1f} times as fast")
 print(provenance(step_record))
-speedup = many["step_s"] / few["step_s"]
-split_bet.result(round(speedup, 1))
 
 # %% [markdown]
-# The rollout gets {{ many["rollout_s"] / few["rollout_s"]:.1f }} times as fast. You know why from lesson 06: a decode
-# step reads all weights, for 16 rows as for 64, and there are as many steps as the longest answer has tokens. The
-# update gets {{ many["update_s"] / few["update_s"]:.1f }} times as fast, not four: the optimizer's work is the same for
-# any number of rows, and small matmuls use the GPU less well (lesson 12, section 1). {{ assert 1 < many["rollout_s"] /
-# few["rollout_s"] < 2 < many["update_s"] / few["update_s"] < 3 }} So four GPUs give {{ speedup:.1f }} times the speed:
-# an efficiency (here speed-up over number of GPUs) of {{ speedup / 4:.2f }}, before a byte has been sent. {{ assert
-# speedup < 2 }} Measured, it's {{ on_four["equal work in all"]["efficiency"]:.2f }}. {{ assert on_four["equal work in
-# all"]["efficiency"] < speedup / 4 }}
+# {{ speedup:.1f }} times, and no network can fix that. {{ assert speedup < 2 }} The rollout hardly shrinks, and you
+# know why from lesson 06: a decode step reads all weights, for {{ min(steps) }} rows as for {{ max(steps) }}, and there
+# are as many steps as the longest answer has tokens. The update shrinks better, but not to a quarter: the optimizer's
+# work stays, and small matmuls use the GPU less well. {{ assert 1 < many["rollout_s"] / few["rollout_s"] < 2 <
+# many["update_s"] / few["update_s"] < 3 }} That's an efficiency of {{ speedup / 4:.2f }} before a byte has been sent.
+# Measured, with communication, it's {{ on_four["equal work in all"]["efficiency"]:.2f }}. {{ assert on_four["equal work
+# in all"]["efficiency"] < speedup / 4 }}
 #
-# Instead of splitting, you can do two things at once: one GPU samples the next batch while the other trains on the last
-# one. A straight line through the two recorded sizes gives the time of any share:
+# Is there a way around? Do two things at once: one GPU samples the next batch while the other trains on the last one. A
+# straight line through the two recorded sizes estimates the time of any share:
 
 
 # %%
@@ -535,24 +536,19 @@ fig.legend(handles=[*parts, measured_end], loc="outside lower center", ncols=3)
 plt.show()
 
 # %% [markdown]
-# One GPU takes {{ alone:.2f }} s per step, two that split the rows {{ split:.2f }} s, and two that overlap {{
-# overlapped:.2f }} s, {{ split / overlapped:.1f }} times as fast as split. {{ assert overlapped < split < alone }}
-# That's the estimate, without communication. The triangles are measured. Split takes {{ together["step_s"]:.2f }} s,
-# more than estimated: its rollout took {{ 1e3 * (together["rollout_s"] - seconds("rollout_s", ROWS / 2)):.0f }} ms
-# longer and its update {{ 1e3 * (together["update_s"] - seconds("update_s", ROWS / 2)):.0f }}, of which the all-reduce
-# is {{ 1e3 * together["allreduce_s"]:.0f }}. {{ assert together["step_s"] > 1.15 * split and together["rollout_s"] >
-# 1.1 * seconds("rollout_s", ROWS / 2) and together["update_s"] - together["allreduce_s"] > 1.05 * seconds("update_s",
-# ROWS / 2) }} Overlap sends no gradients, only weights; asynchronous trainers such as prime-rl are built on it. This
-# package doesn't do it.
+# By this estimate two GPUs that overlap are {{ split / overlapped:.1f }} times as fast as two that split. {{ assert
+# overlapped < split < alone }} Measured (triangles), splitting does even worse than estimated. {{ assert
+# together["step_s"] > 1.15 * split and together["rollout_s"] > 1.1 * seconds("rollout_s", ROWS / 2) and
+# together["update_s"] - together["allreduce_s"] > 1.05 * seconds("update_s", ROWS / 2) }} Overlap sends no gradients,
+# only weights; asynchronous trainers such as prime-rl are built on it.<br><small>This package doesn't do it.</small>
 #
-# The price of overlap is in the picture: rollout 1 begins before update 0 has ended. **Answers come from weights that
-# are one update old.** How much does that matter?
+# The picture also shows the price: rollout 1 begins before update 0 has ended. **Answers come from weights that are one
+# update old.** Does that matter?
 #
 # ## 6 · How old may the weights be?
 #
-# Lesson 11 had a sampler with old weights and the cure: weigh each token by $\min(\pi_\theta / \pi_\text{old}, 2)$,
-# truncated importance sampling (TIS). How far does that go? Here answers come from the weights of 0, 1, 4 or 16 updates
-# ago (the **lag**). This class does that, and everything else is the package's step:
+# Let's exaggerate. Answers come from the weights of 0, 1, 4 or 16 updates ago, the **lag**. This class does that, and
+# everything else is the package's step:
 
 # %%
 print(inspect.getsource(LaggingEngine.generate))
@@ -562,7 +558,7 @@ FEW = {"num_prompts": 2}
 
 
 def live(lag: int, steps: int):
-    """Of every token that the lagging engine samples after some steps: log ratio of the policy to the sampler."""
+    """Log ratio of policy to sampler, for every token that the lagging engine samples after some steps."""
     config = make_config("laptop", **COMMON | pick(FEW, {}), device="cpu")
     experiment = Experiment(config)
     experiment.engine = LaggingEngine(experiment.policy, lag)
@@ -581,21 +577,21 @@ apart = {lag: live(lag, STEPS) for lag in pick((0, 4), (0, 1, 4))}
 gaps = {lag: log_ratio.abs().mean().item() for lag, log_ratio in apart.items()}
 for lag, log_ratio in apart.items():
     above = (log_ratio.exp() > 2).float().mean()
-    print(f"lag {lag}: after {STEPS} steps |log ratio| {gaps[lag]:.1e} a token; ratios above 2: {above:.1%}")
+    print(f"lag {lag}: after {STEPS} steps |log ratio| {gaps[lag]:.1e} per token; ratios above 2: {above:.1%}")
 
 # %% [markdown]
-# {{ assert gaps[0] < 1e-5 and list(gaps.values()) == sorted(gaps.values()) }} With lag 0 sampler and trainer agree up
-# to rounding. The mismatch grows with the lag. Now the recorded runs: {{ COMMON["steps"] }} steps of {{
-# COMMON["num_prompts"] }} × {{ COMMON["num_generations"] }} answers, learning rate {{ COMMON["lr"] }}, three seeds
-# each.
+# {{ assert gaps[0] < 1e-5 and list(gaps.values()) == sorted(gaps.values()) }} The mismatch of lesson 11 grows with the
+# lag. Now the recorded runs: {{ COMMON["steps"] }} steps of {{ COMMON["num_prompts"] }} × {{ COMMON["num_generations"]
+# }} answers, learning rate {{ COMMON["lr"] }}, three seeds each.
 
 # %% tags=["hide-input"]
 # @title Your bet
-OLD = ["only 16 does harm", "4 already does harm", "even 1 does harm", "none: an answer's reward does not age"]
+OLD = ["only 16 does harm", "4 already does harm", "even 1 does harm", "none: an answer's reward doesn't age"]
 old_bet = bet("Without correction: which lags end lower than lag 0, beyond the spread of the seeds?", OLD)
 
 # %% [markdown]
-# **Look for** how far each solid line is from the dotted one, and for what the dashed one of the same colour does.
+# **Look for** how far each solid line is from the dotted one. The dashed lines have a brake, truncated importance
+# sampling (TIS): each token is weighed by $\min(\pi_\theta / \pi_\text{old}, 2)$.
 
 # %% tags=["hide-input"]
 # @title Figure: training on old answers
@@ -613,6 +609,8 @@ def mean(values) -> float:
     return sum(values) / len(values)
 
 
+harmed = [k for k in ("1", "4", "16") if max(at_end((k, "off"))) < min(at_end(("0", "off")))]
+old_bet.result({("16",): OLD[0], ("4", "16"): OLD[1], ("1", "4", "16"): OLD[2]}.get(tuple(harmed), OLD[3]))
 fig, axes = plt.subplots(1, 3, figsize=(10.5, 3.3), layout="constrained", sharey=True)
 for ax, k in zip(axes, ("1", "4", "16"), strict=True):
     for key, style, label in (
@@ -632,31 +630,36 @@ for ax, k in zip(axes, ("1", "4", "16"), strict=True):
 axes[0].set(ylabel="validation, greedy, % right", ylim=(0, 100))
 fig.suptitle(f"Mean of three seeds, band from worst to best; {provenance(curves['0', 'off'])}", fontsize=10)
 plt.show()
-harmed = [k for k in ("1", "4", "16") if max(at_end((k, "off"))) < min(at_end(("0", "off")))]
-old_bet.result({("16",): OLD[0], ("4", "16"): OLD[1], ("1", "4", "16"): OLD[2]}.get(tuple(harmed), OLD[3]))
 for k, correction in KEYS:
     ends = at_end((k, correction))
     print(f"lag {k:>2}, correction {correction:5}: {mean(ends):.0f}%, seeds", [f"{end:.1f}" for end in ends])
 
 # %% [markdown]
-# {{ assert harmed == ["4", "16"] }} **Lag 1 costs nothing that three seeds could show**: {{ mean(at_end(("1",
-# "off"))):.0f }}% against {{ mean(at_end(("0", "off"))):.0f }}. {{ assert abs(mean(at_end(("1", "off"))) -
-# mean(at_end(("0", "off")))) < 5 }} That's the case for overlap. Lag 4 ends at {{ mean(at_end(("4", "off"))):.0f }}%,
-# each seed below each of lag 0. Lag 16 rises like lag 4 for six steps, as it must: at first both sample with the very
-# first weights. {{ assert abs(mean([r["evals"][1]["accuracy"] for r in curves["16", "off"]["results"]]) -
-# mean([r["evals"][1]["accuracy"] for r in curves["4", "off"]["results"]])) < 0.02 and curves["16",
-# "off"]["results"][0]["evals"][1]["step"] == 6 }} Then it **falls to {{ mean(at_end(("16", "off"))):.0f }}%, on average
+# {{ assert harmed == ["4", "16"] }} **Lag 1 costs nothing that three seeds could show.** {{ assert
+# abs(mean(at_end(("1", "off"))) - mean(at_end(("0", "off")))) < 5 }} So overlap is safe. Lag 4 ends lower, each seed
+# below each of lag 0. Lag 16 rises at first, like lag 4. Then it **falls to {{ mean(at_end(("16", "off"))):.0f }}%,
 # below the {{ 100 * curves["16", "off"]["results"][0]["evals"][0]["accuracy"]:.0f }}% it began with**. {{ assert
+# abs(mean([r["evals"][1]["accuracy"] for r in curves["16", "off"]["results"]]) - mean([r["evals"][1]["accuracy"] for r
+# in curves["4", "off"]["results"]])) < 0.02 and curves["16", "off"]["results"][0]["evals"][1]["step"] == 6 and
 # mean(at_end(("16", "off"))) < 100 * curves["16", "off"]["results"][0]["evals"][0]["accuracy"] }}
 #
-# Why down, and not just slowly up? A wrong answer is made less likely. The old sampler doesn't know, gives it again,
-# and it's pushed down again. With $A < 0$ the loss $-A \log \pi_\theta$ has no floor. Let's test that alone: 16 updates
-# on one old batch, once on its wrong answers only, once on its right ones only.
+# Old data should make learning slower. Why does the model *forget*? Half of RL is making right answers likelier, and
+# half is making wrong ones rarer. Let's run the halves alone: 16 updates on one old batch, once on its right answers
+# only, once on its wrong ones only.
+
+# %% tags=["hide-input"]
+# @title Your bet
+start = greedy_accuracy(load_policy("embedded"), pick(8, 100))
+push_bet = bet(
+    f"Greedy accuracy starts at {start:.0%}. What is it after 16 updates that only make old wrong answers less likely?",
+    (50, 0, 100, 1),
+    "%",
+)
 
 
 # %%
 def push(sign: float, updates: int = pick(2, 16)) -> tuple[list[float], float]:
-    """Mean log-prob of an old batch's wrong (-1) or right (+1) answers over updates; greedy accuracy at the end."""
+    """Mean log-prob of an old batch's wrong (-1) or right (+1) answers, at each update; greedy accuracy at the end."""
     torch.manual_seed(0)
     pushed, asked = load_policy("embedded"), task.problems("train")[: pick(2, 8)]
     sampler = make_engine(pushed, "fast", torch.float32)
@@ -674,35 +677,35 @@ def push(sign: float, updates: int = pick(2, 16)) -> tuple[list[float], float]:
     return path, greedy_accuracy(pushed, pick(8, 100))
 
 
-start = greedy_accuracy(load_policy("embedded"), pick(8, 100))
-print(f"before: {start:.0%} right, greedy")
 outcome = {name: push(sign) for name, sign in (("wrong answers, pushed down", -1.0), ("right answers, pushed up", 1.0))}
+push_bet.result(round(100 * outcome["wrong answers, pushed down"][1]))
+print(f"before: {start:.0%} right, greedy")
 for name, (path, accuracy) in outcome.items():
     print(f"{name}: log-prob per token {path[0]:.2f} → {path[-1]:.2f}; then {accuracy:.0%} right")
 
 # %% [markdown]
-# Right answers saturate at probability 1. Wrong ones have no floor to reach, and 16 pushes wreck the policy. {{ assert
-# outcome["wrong answers, pushed down"][1] < 0.5 * start < outcome["right answers, pushed up"][1] and outcome["wrong
-# answers, pushed down"][0][-1] < outcome["wrong answers, pushed down"][0][0] - 1.5 }} In training the two come mixed,
-# and the old sampler keeps adding to the wrong ones. The importance weight is the brake that's missing: it falls with
-# $\pi_\theta$, so what the policy has given up counts less.
+# Pushing wrong answers down wrecks the policy; pushing right ones up is fine. {{ assert outcome["wrong answers, pushed
+# down"][1] < 0.5 * start < outcome["right answers, pushed up"][1] and outcome["wrong answers, pushed down"][0][-1] <
+# outcome["wrong answers, pushed down"][0][0] - 1.5 }} Right answers saturate at probability 1. Wrong ones have no
+# floor: with $A < 0$ the loss $-A \log \pi_\theta$ falls forever. A fresh sampler stops giving an answer that has
+# become unlikely. An old one doesn't know, gives it again, and it's pushed down again.
 #
-# With TIS lag 4 ends at {{ mean(at_end(("4", "token"))):.0f }}%, higher on average than without, and lag 16 at {{
-# mean(at_end(("16", "token"))):.0f }}%, each seed above every one without. {{ assert min(at_end(("16", "token"))) >
-# max(at_end(("16", "off"))) and mean(at_end(("4", "token"))) > mean(at_end(("4", "off"))) }} It's no miracle cure: lag
-# 16 stays below lag 0 in each seed. {{ assert max(at_end(("16", "token"))) < min(at_end(("0", "off"))) }}
+# That's the brake that's missing. TIS's weight falls with $\pi_\theta$, so what the policy has given up counts less.
+# With it, lag 4 ends at {{ mean(at_end(("4", "token"))):.0f }}% on average and lag 16 at {{ mean(at_end(("16",
+# "token"))):.0f }}%. {{ assert min(at_end(("16", "token"))) > max(at_end(("16", "off"))) and mean(at_end(("4",
+# "token"))) > mean(at_end(("4", "off"))) }} It's no miracle cure: lag 16 stays below lag 0 in each seed. {{ assert
+# max(at_end(("16", "token"))) < min(at_end(("0", "off"))) }}
 #
-# The number of updates doesn't carry over to other models. Here an update moves the policy far, and 16 updates are
-# nearly half of the run. With a large model and a learning rate of 1e-6, several updates may move it less than one of
-# ours: AReaL (Fu et al. 2025) trains with bounds of a few updates, with a loss made for it. So don't ask how many
-# updates old the weights are. Ask how far apart the two policies are: `mismatch_mean` in `metrics.jsonl` tells you,
-# step by step.
+# Don't carry "4 updates" over to your model. Here an update moves the policy far. With a large model and a learning
+# rate of 1e-6, several may move it less than one of ours; AReaL (Fu et al. 2025) trains with bounds of a few updates
+# and a loss made for it. So don't ask how old the weights are. Ask how far apart the two policies are, and watch
+# `mismatch_mean` in `metrics.jsonl`.
 #
 # ## 7 · The package's own ranks
 #
-# The package does what you did by hand in `rlcourse/distributed/world.py`. Let's compare a few of its steps on two
-# ranks with one process. Here every rank samples all answers, from the same seed, so that we can compare; only the
-# forward and backward passes are split.
+# The package does what you did by hand in `rlcourse/distributed/world.py`. Does it train the same model? We compare a
+# few steps on two ranks with one process. For that every rank samples all answers, from the same seed; only the forward
+# and backward passes are split.
 
 
 # %%
@@ -727,12 +730,12 @@ print(f"training moved the weights by {moved:.1e}; two ranks end {off_by:.1e} fr
 two.close()
 
 # %% [markdown]
-# {{ assert torch.equal(first, second) and off_by < 0.01 * moved and log_of_one == log_of_two }} The results agree up to
-# rounding. Every rank computes advantages, the order of rows and all counts itself, from all rewards, with the code
-# that one process runs. Only gradients are added up.
+# {{ assert torch.equal(first, second) and off_by < 0.01 * moved and log_of_one == log_of_two }} It does, up to
+# rounding. Every rank computes advantages and all counts itself, from all rewards, with the code that one process runs.
+# Only gradients are added up.
 #
-# On the command line, put `torchrun` in front of the command you know. Each rank now samples for its own prompts with
-# its own random numbers: other answers than one process draws, from the same distribution.
+# On the command line, put `torchrun` in front. Each rank now samples for its own prompts with its own random numbers:
+# other answers than one process draws, from the same distribution.
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -747,20 +750,19 @@ for line in (folder / "small" / "metrics.jsonl").read_text().splitlines():
     print({name: round(metrics[name], 3) for name in ("step", "reward", "grad_norm", "length")})
 
 # %% [markdown]
-# There's one metrics file and one checkpoint: only the first rank writes. You can resume a run with another number of
-# ranks. If a rank dies, the others stop with an error message, and the last checkpoint stays.
+# Only the first rank writes metrics and checkpoints. You can resume with another number of ranks. If a rank dies, the
+# others stop with an error message.
 #
-# ## 8 · Sharding the model: ZeRO and FSDP
+# ## 8 · When the model doesn't fit: ZeRO and FSDP
 #
-# All of this is **data parallel**: every rank has the whole model, 16 bytes per trained weight (weight, gradient and
-# Adam's two moments in float32). For Qwen2.5-7B that's {{ 16 * parameters(model_shape("Qwen/Qwen2.5-7B")) / 1e9:.0f }}
-# GB on each rank, the same on all. **FSDP** (Zhao et al. 2023; the idea is ZeRO, Rajbhandari et al. 2019) has each rank
-# keep $1/P$ of everything. It gathers the weights of a layer just before they are used, and drops them right after.
-# Gradients are summed with the first half of your ring, which leaves each rank the piece it keeps. ZeRO has two stages
-# before that: the first shards only the moments, the second also the gradients.
+# So far every rank has the whole model, 16 bytes per trained weight (weight, gradient and Adam's two moments in
+# float32). That's **data parallel**. For Qwen2.5-7B it's {{ 16 * parameters(model_shape("Qwen/Qwen2.5-7B")) / 1e9:.0f
+# }} GB on each rank, the same on all. **FSDP** (Zhao et al. 2023), the last stage of ZeRO (Rajbhandari et al. 2019),
+# has each rank keep $1/P$ of everything. It gathers a layer's weights just before they're used and drops them right
+# after. Gradients are summed with the first half of your ring, which leaves each rank the piece it keeps.
 
 # %% tags=["hide-input"]
-# @title Figure: who holds what of Qwen2.5-7B on 8 ranks
+# @title Figure: Qwen2.5-7B on 8 ranks
 BILLIONS = parameters(model_shape("Qwen/Qwen2.5-7B")) / 1e9
 PARTS = (("weights", 4, BLUE), ("gradients", 4, ORANGE), ("moments", 8, GREEN))
 WAYS = {
@@ -778,7 +780,7 @@ for lane, (way, (shared, sent)) in enumerate(WAYS.items()):
         ax.barh(lane, gigabytes, left=left, color=color, label=None if lane else part)
         left += gigabytes
     held[way] = left
-    ax.text(left + 1, lane, f"{left:.0f} GB, sends {sent} a step", va="center", fontsize=9)
+    ax.text(left + 1, lane, f"{left:.0f} GB, sends {sent} per step", va="center", fontsize=9)
 ax.set_yticks(range(len(WAYS)), WAYS)
 ax.invert_yaxis()
 ax.set(xlabel="GB on each of 8 ranks, without activations (computed)", xlim=(0, 170))
@@ -786,25 +788,23 @@ ax.legend(loc="lower right")
 plt.show()
 
 # %% [markdown]
-# From {{ held["data parallel"]:.0f }} GB to {{ held["ZeRO-3, FSDP"]:.0f }} GB per rank. The price is $3M$ instead of
-# $2M$ of traffic (for large $P$, with $M$ the bytes of all weights): gather for the forward pass, gather again for the
-# backward pass, half a ring for the gradients. As long as everything fits, data parallel is simpler. (Try LoRA, lesson
-# 13, and recomputation, lesson 12, first: they need no second GPU. FSDP is `--shard` in the package.)
+# You pay with $3M$ instead of $2M$ of traffic (for large $P$): gather for the forward pass, gather again for the
+# backward pass, half a ring for the gradients. In the package it's `--shard`. Try LoRA (lesson 13) and recomputation
+# (lesson 12) first: they need no second GPU.
 #
 # ## 9 · When to leave, and how
 #
 # This package is for learning, and for runs on one machine. Leave when you need:
 #
 # - **[vLLM](https://docs.vllm.ai)**: a model that our engine doesn't know, very many requests, an API server. It only
-#   samples; you hand over weights after each update (see its page *Weight Transfer*). You can keep this trainer:
-#   `--engine vllm` in its process, `vllm@ADDRESS` on another GPU or machine.
+#   samples, and you can keep this trainer: `--engine vllm` in its process, `vllm@ADDRESS` on another GPU or machine.
 # - **[verl](https://verl.readthedocs.io)**: models of 7 billion and up, tensor and expert parallelism, many recipes. It
 #   has one controller, FSDP or Megatron to train, and vLLM or SGLang to sample.
 # - **[prime-rl](https://github.com/PrimeIntellect-ai/prime-rl)**: asynchronous by design, agents and tools, many
 #   machines. Inference, orchestrator and trainer are three programs, one step apart.
 #
 # You now know what to ask there. Are counts taken over all ranks? Does a group ever get cut? How old are the sampler's
-# weights, and what corrects for that? Which log-probs are the old ones?
+# weights, and what corrects for that?
 #
 # Your model comes along: our checkpoint **is** a Hugging Face folder. Here's the one that the command above just wrote,
 # opened without this package:
@@ -822,9 +822,8 @@ same_prompt = prompt[0].tolist() == policy.prompt(problems[0].question)
 
 # %% [markdown]
 # {{ assert same_prompt }} `vllm serve FOLDER`, verl's `actor_rollout_ref.model.path=FOLDER` and prime-rl's model name
-# take such a folder. (`trainer.pt` is ours: optimizer and random state. A LoRA run writes an adapter in peft's format;
-# `rlcourse merge` makes a full model of it.) The task doesn't come along: you write its reward function again, and meet
-# lesson 05's traps again.
+# take such a folder. (A LoRA run writes an adapter in peft's format; `rlcourse merge` makes a full model of it.) The
+# task doesn't come along: you write its reward function again, and meet lesson 05's traps again.
 #
 # ## Check yourself
 #
@@ -834,32 +833,19 @@ same_prompt = prompt[0].tolist() == policy.prompt(problems[0].question)
 # When all four have equally many tokens. Otherwise a token on the rank with few of them weighs more.
 # </details>
 #
-# 2. Why does nobody send weights in data parallel training?
-#
-# <details><summary>Answer</summary>
-# All start from the same weights, get the same summed gradient to the last bit, and do the same arithmetic, so they
-# stay equal. If each rank clipped by the norm of its own gradient, that would break.
-# </details>
-#
-# 3. You go from 8 to 16 GPUs, with equal work per GPU. By how much do the bytes that a rank sends grow?
-#
-# <details><summary>Answer</summary>
-# From 2 · 7/8 = 1.75 to 2 · 15/16 = 1.875 times the gradient: 7%.
-# </details>
-#
-# 4. A rollout takes 30 s, an update 10 s. What does overlap gain with two GPUs, and what else could you do?
+# 2. A rollout takes 30 s, an update 10 s. What does overlap gain with two GPUs, and what else could you do?
 #
 # <details><summary>Answer</summary>
 # 30 s instead of 40: the trainer idles two thirds of the time. Three GPUs that each sample their own batch keep it
 # busy, with older weights; three that share one batch gain less (section 5). Or make the rollout faster first.
 # </details>
 #
-# 5. With TIS each weight is at most 2. What becomes of a token that the policy now makes ten times as likely as the
+# 3. With TIS each weight is at most 2. What becomes of a token that the policy now makes ten times as likely as the
 #    sampler did?
 #
 # <details><summary>Answer</summary>
 # It counts twice instead of ten times: a bias, on the side of caution. Without the cap, a few such tokens could
-# dominate the gradient. A token that has become unlikely fades on its own: its weight goes to 0.
+# dominate the gradient.
 # </details>
 #
 # ## Exercises
