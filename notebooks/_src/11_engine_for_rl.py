@@ -785,8 +785,8 @@ first2, first8 = 2 * (g2["two"] - g2["one set"]), 8 * (g8["two"] - g8["one set"]
 #
 # So what is bitwise equality good for? **A ratio means what it says**: it's exactly 1 until the policy moves. The
 # sampler's log-probs *are* the old ones, so no pass is needed to compute them. And **a bug has nowhere to hide**: any
-# nonzero mismatch is one, and you see it in the first step. A large mismatch, from a sampler that runs on old weights,
-# does hurt; that's section 6 of [lesson 15](15_scale_out.ipynb). So watch `mismatch_mean`, which the trainer logs.
+# nonzero mismatch is one, and you see it in the first step. What a larger mismatch does, that of a sampler with old
+# weights, is section 6 of [lesson 15](15_scale_out.ipynb). The trainer logs it as `mismatch_mean`.
 #
 # You now know which is which: sharing prompts makes the engine faster, stale keys and values corrupt it, and the
 # log-probs are about the last bit.
