@@ -362,9 +362,9 @@ signals = [sum(share < 1 for share in row["steps"]["groups_without_signal"]) for
 # RL. {{ assert final[0] == final[1] == 0 and 0 < min(signals) == max(signals) }} **Three steps** reach {{ 100 *
 # mean_of(3, "between", "accuracy"):.0f }}%, and RL raises that to {{ 100 * final[3]:.0f }}%. {{ assert final[3] > 2 *
 # mean_of(3, "between", "accuracy") }} **Ten steps** reach {{ 100 * mean_of(10, "between", "accuracy"):.0f }}%, and RL
-# adds {{ 100 * (final[10] - mean_of(10, "between", "accuracy")):.0f }} points: in each seed they end above three. {{
-# assert final[10] > mean_of(10, "between", "accuracy") and all(a["after"]["accuracy"] > b["after"]["accuracy"] for a, b
-# in zip(starts[10]["results"], starts[3]["results"], strict=True)) }}
+# adds {{ 100 * (final[10] - mean_of(10, "between", "accuracy")):.0f }} points: in each seed they end above three steps.
+# {{ assert final[10] > mean_of(10, "between", "accuracy") and all(a["after"]["accuracy"] > b["after"]["accuracy"] for
+# a, b in zip(starts[10]["results"], starts[3]["results"], strict=True)) }}
 #
 # **Eighty steps look as good as ten, and aren't.** Greedy accuracy is about the same, and single samples do even
 # better. {{ assert mean_of(80, "between", "pass@1") > mean_of(10, "between", "pass@1") and abs(mean_of(80, "between",
@@ -393,7 +393,7 @@ print(f"on {16 * FRESH:,} demonstrations, each once: {fresh_loss:.3f}")
 #
 # **So how do you judge a warm start?** Greedy accuracy can't tell eighty steps from ten. Look at the **room** between
 # pass@1 and pass@16: what the model can do but rarely does. It's {{ room[3]:.0f }}, {{ room[10]:.0f }} and {{
-# room[80]:.0f }} points after 3, 10 and 80 steps, and the runs end in that order. {{ assert sorted(KS,
+# room[80]:.0f }} points after 3, 10 and 80 steps, and the more room, the higher the run ends. {{ assert sorted(KS,
 # key=room.get)[2:] == sorted(KS, key=final.get)[2:] == [80, 3, 10] and max(room[0], room[1]) < 1.5 }}
 #
 # ## 5 · Is an update of low rank?
@@ -537,7 +537,7 @@ for rank in (1, 4, 16, 64):
     print(f"{rank:4}{first_step(rank):38.4f}{first_step(rank, alpha=rank):30.4f}")
 
 # %% [markdown]
-# With `alpha / r`, a learning rate chosen at one rank works at any. Without it, each rank would need its
+# With `alpha / r`, a learning rate chosen at one rank works at about any other. Without it, each rank would need its
 # own.<br><small>For very large ranks rsLoRA divides by $\sqrt r$ instead (Kalajdzievski 2023,
 # arXiv:2312.03732).</small> A rule of thumb that we follow below: alpha 32, and ten times the learning rate of full
 # fine-tuning.
