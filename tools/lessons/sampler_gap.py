@@ -13,12 +13,12 @@ import torch
 
 from rlcourse.config import make_config
 from rlcourse.course.lessons.experiment import Experiment
-from rlcourse.course.lessons.recorded import LAG
 from rlcourse.rollout import make_engine
 from rlcourse.rollout.torch_engine import TorchEngine
 from tools.lessons.recording import record_variants
 
 SEEDS = (0, 1, 2)
+LAG = 8  # steps for which the lagging sampler keeps its weights
 SETTINGS: dict[str, Any] = {"algorithm": "dr_grpo", "steps": 80, "lr": 1e-4}
 VARIANTS = {
     "in step": {"sampler_correction": "off"},

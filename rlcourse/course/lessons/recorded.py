@@ -1,8 +1,5 @@
 """Settings of recorded runs that lessons name and the records don't. The runs themselves are in `tools/lessons/`."""
 
-# Lesson 11: steps for which the lagging sampler keeps its weights.
-LAG = 8
-
 # Lesson 14: sampled answers to each held-out problem; shares of training problems in which one launch is refused;
 # supervised steps after the spoiled start.
 SAMPLES = 4
