@@ -32,30 +32,8 @@ on_linux = pytest.mark.skipif(isolation.way()[0] == GUARD, reason="needs namespa
 READERS = {kind: cells[0] for kind, cells in catalogue("readers").items()}
 TOOLS = textwrap.dedent(
     """
-    import ctypes, gc, glob, inspect, io, os, subprocess, sys
-    import numpy as np
+    import ctypes, gc, glob, inspect, os, subprocess, sys
     repository = {repository!r}
-
-    class Text(str):
-        def startswith(self, *_): return False
-        def __fspath__(self): return '/tmp'
-        def encode(self, *_): return b'/tmp'
-        def __str__(self): return '/tmp'
-
-    class Asked:
-        def __init__(self, path): self.path = path
-        def __fspath__(self): return self.path
-
-    def spawned(path):
-        end = os.open('spawned', os.O_CREAT | os.O_RDWR)
-        child = os.posix_spawn('/usr/bin/cat', ['cat', path], {{}}, file_actions=[(os.POSIX_SPAWN_DUP2, end, 1)])
-        os.waitpid(child, 0)
-        return open('spawned').read()
-
-    def forked(path):
-        from multiprocessing.util import spawnv_passfds
-        os.waitpid(spawnv_passfds(b'/bin/sh', [b'sh', b'-c', b'cat ' + path.encode() + b' > forked'], []), 0)
-        return open('forked').read()
 
     def c_read(path):
         libc, data = ctypes.CDLL(None), ctypes.create_string_buffer(20000)
