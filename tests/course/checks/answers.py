@@ -35,7 +35,7 @@ def tables(lesson: str) -> ModuleType:
 
 def another(lesson: str, question: str):
     """A right answer beside the solution, None for a question without one."""
-    return tables(lesson).RIGHT.get(question)
+    return getattr(tables(lesson), "RIGHT", {}).get(question)
 
 
 def wrong_answers(lesson: str, question: str) -> dict[str, tuple]:
@@ -112,6 +112,11 @@ def given(lesson: str, name: str):
 
 def solution(lesson: str, question: str):
     return given(lesson, asked(lesson, question).function)
+
+
+def solved(lesson: str, question: str, change):
+    """The solution, with something done to its result."""
+    return lambda *arguments: change(solution(lesson, question)(*arguments))
 
 
 def edited(lesson: str, question: str, mistake: str = "") -> tuple[str, str | None]:

@@ -15,26 +15,10 @@ def by_gumbel(logits):
     return (logits - (-torch.rand_like(logits).log()).log()).argmax(-1)
 
 
-# q2: log-probs
-def by_log_softmax(logits, ids, mask):
-    return logits.log_softmax(-1)[:, :-1].gather(2, ids[:, 1:].unsqueeze(2)).squeeze(2) * mask
-
-
 # q3: the strict reading
 def last_announced(text, gold):
     found = re.findall(r"#### (-?[\d,]+\.?\d*)", text)
     return 1.0 if found and float(found[-1].replace(",", "")) == float(gold) else 0.0
-
-
-# q4: leave-one-out
-def without_diagonal(rewards, group):
-    others = (torch.ones(group, group) - torch.eye(group)) / (group - 1)
-    return rewards - (rewards.view(-1, group) @ others).flatten()
-
-
-# q5: the loss
-def by_rows(new, old, ref, A, mask):
-    return -torch.where(mask, A * new, 0.0).sum(1).mean() / 80
 
 
 # q6: a cheat
@@ -64,11 +48,6 @@ def one_step(question):
     return [n for a, b in itertools.combinations(in_question(question), 2) for n in results(a, b)]
 
 
-def cheat_by_steps(question):
-    once = one_step(question)
-    return fitting(once + [n for a in once for b in in_question(question) for n in results(a, b)])
-
-
 # q7: a verifier
 NUMBER = r"-?\d+(?:,\d{3})*(?:\.\d+)?"
 
@@ -82,14 +61,7 @@ def one_claim(text, gold):
     return 1.0 if len(found) == 1 and float(found[0].replace(",", "")) == float(gold) else 0.0
 
 
-# q8: a factor
-def by_sampling_nothing(weights):
-    """The mean over answers of what is left of each."""
-    return (1 - torch.diagonal(weights)).mean()
-
-
-RIGHT = {"q1": by_gumbel, "q2": by_log_softmax, "q3": last_announced, "q4": without_diagonal, "q5": by_rows}
-RIGHT |= {"q6": cheat_by_steps, "q7": one_claim, "q8": by_sampling_nothing}
+RIGHT = {"q1": by_gumbel, "q3": last_announced, "q7": one_claim}
 WRONG = {
     "q1": {
         "greedy": (lambda logits: logits.argmax(-1), "greedy decoding"),

@@ -4,15 +4,6 @@ import torch
 from answers import named, ruled
 
 from rlcourse.course.checks.nb02 import BOUND_MISTAKES, CLIPPED, GAE_MISTAKES, bounded, clipped_loss, gae_sums
-from rlcourse.losses import aggregate, token_loss
-
-
-# q1: the clip
-def by_package(new, old, ref, A, mask):
-    loss, _ = token_loss(
-        new, old, A.expand(mask.shape), mask, surrogate="clip", ratio="token", clip_low=0.2, clip_high=0.2
-    )
-    return aggregate(loss, mask, "constant", rows=len(mask), tokens=int(mask.sum()), max_new_tokens=80)
 
 
 # q2: GAE across a tool's words
@@ -41,7 +32,7 @@ def bound_ppo(new, old, advantages, mask, clip, most):
     return -torch.minimum(r * a, r.clamp(1 - clip, 1 + clip) * a).mean()
 
 
-RIGHT = {"q1": by_package, "q3": bound_weight}
+RIGHT = {"q3": bound_weight}
 WRONG = {
     "q1": named(clipped_loss, CLIPPED)
     | {

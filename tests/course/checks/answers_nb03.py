@@ -6,7 +6,6 @@ import torch
 from answers import named, ruled
 
 from rlcourse.course.checks.nb03 import EPS, GRADIENT_MISTAKES, GRPO, TRAINERS, group_gradients, grpo_loss
-from rlcourse.losses import aggregate, kl_estimate, token_loss
 
 
 # q2: whose log
@@ -35,15 +34,6 @@ def mixture(mean, share, n, least=None, problems=1000):
     return torch.tensor([1.0] * solved + [0.0] * (extreme - solved) + [mean] * (problems - extreme))
 
 
-# q1: GRPO's loss
-def grpo_by_package(new, old, ref, A, mask, how="sequence_mean", estimator="k3"):
-    loss, _ = token_loss(
-        new, old, A.expand(mask.shape), mask, surrogate="clip", ratio="token", clip_low=0.2, clip_high=0.2
-    )
-    counts = {"rows": len(mask), "tokens": int(mask.sum()), "max_new_tokens": mask.shape[1]}
-    return aggregate(loss + 0.04 * kl_estimate(new, ref, estimator), mask, how, **counts)
-
-
 # q4: a penalty
 def k2(new, ref):
     return (new - ref) ** 2 / 2
@@ -57,13 +47,10 @@ def value_and_gradient(new, ref, value=k3, gradient=k2):
     return value(new, ref).detach() + gradient(new, ref) - gradient(new, ref).detach()
 
 
-RIGHT = {"q1": grpo_by_package, "q2": by_direction, "q3": mixture, "q4": value_and_gradient}
+RIGHT = {"q2": by_direction, "q3": mixture, "q4": value_and_gradient}
 WRONG = {
     "q1": named(grpo_loss, GRPO)
-    | {
-        "the package's k2": lambda *x: grpo_by_package(*x, estimator="k2"),
-        "detached": (lambda new, *rest: grpo_loss(new.detach(), *rest), "no gradient flows"),
-    },
+    | {"detached": (lambda new, *rest: grpo_loss(new.detach(), *rest), "no gradient flows")},
     "q2": {
         "groups are rows": (lambda r, w, n: by_direction(r, w, n, known=(0, 1, 2, 3)), "a log of trainer 4"),
         "no deviation": (lambda r, w, n: by_direction(r, w, n, known=(0, 1, 2, 4)), "compare the sizes of the groups"),

@@ -33,23 +33,7 @@ def divided_by_std(k, n, ddof):
     return torch.stack([centered, centered / (p * (1 - p) * n / (n - ddof)).sqrt()])
 
 
-# q4: a step with six mistakes
-def step_with(logits, ids, starts, lengths, old, rewards, n, limit, clip, wrong=()):
-    """The step of the exercise with some of its mistakes left in."""
-    position = torch.arange(1, ids.shape[1])
-    mask = (position >= starts[:, None]) & (position < (starts + lengths)[:, None] - int("end" in wrong))
-    new = (logits[:, 1:] if "shift" in wrong else logits[:, :-1]).log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
-    groups = rewards.view(n, -1).T if "groups" in wrong else rewards.view(-1, n)
-    A = groups - groups.mean(1, keepdim=True)
-    A = A / (groups.std(1, keepdim=True) + 1e-4) if "std" in wrong else A
-    A = (A.T if "groups" in wrong else A).flatten()[:, None]
-    ratio = (new - old).exp()
-    gain = ratio.clamp(1 - clip, 1 + clip) * A
-    gain = gain if "minimum" in wrong else torch.minimum(gain, ratio * A)
-    return -(gain * mask).sum() / (mask.sum() if "divisor" in wrong else len(mask) * limit)
-
-
-RIGHT = {"q1": nb02.clipped_loss, "q2": by_cosine, "q3": group_weights, "q4": step_with}
+RIGHT = {"q1": nb02.clipped_loss, "q2": by_cosine, "q3": group_weights}
 WRONG = {
     "q1": {name: entry for name, entry in named(nb02.clipped_loss, nb02.CLIPPED).items() if name != "log-prob"},
     "q2": {
@@ -66,8 +50,8 @@ WRONG = {
         "0 / 0": (functools.partial(divided_by_std, ddof=1), "not finite"),
         "n": (functools.partial(divided_by_std, ddof=0), "n - 1 in its denominator"),
     },
-    "q4": half_mended(step_with, PLANTED)
+    "q4": half_mended(step_loss, PLANTED)
     | named(step_loss, STEP_MISTAKES)
-    | {"detached": (lambda logits, *rest: step_with(logits.detach(), *rest), "no gradient flows")},
+    | {"detached": (lambda logits, *rest: step_loss(logits.detach(), *rest), "no gradient flows")},
     "q5": ruled(drift_by_loop, DRIFTS, "wrong"),
 }

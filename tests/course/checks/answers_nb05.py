@@ -20,12 +20,6 @@ def real_reward(text, gold, places=("####", "box", "last")):
 
 
 # q2: how kind a verifier may be
-def credit_by_lines(right_worked, readable_worked, right_guessed, readable_guessed):
-    ahead = right_worked - right_guessed
-    steeper = (readable_guessed - right_guessed) - (readable_worked - right_worked)
-    return 1.0 if steeper <= ahead else ahead / steeper
-
-
 def credit_with(below, cap=True, upside_down=False):
     """A quotient with another number below."""
 
@@ -42,12 +36,6 @@ def steeper(pw, fw, pg, fg):
 
 
 # q3: the best of several checkpoints
-def overstated_by_tails(p, n, k):
-    chances = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
-    at_most = torch.tensor(chances, dtype=torch.float64).cumsum(0).clamp(max=1)
-    return ((1 - at_most**k).sum() / n).item() - p
-
-
 def overstated_with(change):
     """change: (probabilities of at most c [n + 1], p, n, k) to the result."""
 
@@ -113,13 +101,7 @@ def diagnose_some_kl(reward, accuracy, truncated, kl):
     return diagnose_with(order=("collapsed", "cut off", "hacked"))(reward, accuracy, truncated, kl)
 
 
-RIGHT = {
-    "q1": real_reward,
-    "q2": credit_by_lines,
-    "q3": overstated_by_tails,
-    "q4": engine_with(),
-    "q5": diagnose_with(),
-}
+RIGHT = {"q1": real_reward, "q4": engine_with(), "q5": diagnose_with()}
 
 WRONG = {
     "q1": {

@@ -1,20 +1,12 @@
 """Answers to the exercises of lesson 07."""
 
 import torch
-import torch.nn.functional as F
 from answers import half_mended, ruled
 
 from rlcourse.course.checks.nb07 import CACHE_MISTAKES, PLANTED, SLOT_RULES, attend, slots_by, wrong_draw
 
 
 # q1: a static cache
-def attend_at_once(q, k, v, keys, values, positions):
-    rows = torch.arange(len(k))
-    keys[rows, positions], values[rows, positions] = k, v
-    mask = (torch.arange(keys.shape[1]) <= positions[:, None])[:, None]
-    return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-
-
 def masked_by_minus_one(q, k, v, keys, values, positions):
     """Where the mask says no, the score is -1."""
     rows = torch.arange(len(k))
@@ -63,7 +55,7 @@ def draw_changed(change):
     return lambda logits, tile, uniform: change(logits, tile, *draw_flat(logits, tile, uniform))
 
 
-RIGHT = {"q1": attend_at_once, "q2": tape_with_choices, "q3": draw_flat}
+RIGHT = {"q2": tape_with_choices, "q3": draw_flat}
 WRONG = {
     "q1": ruled(attend, CACHE_MISTAKES, "wrong") | {"a mask of minus one": masked_by_minus_one},
     "q2": {

@@ -1,26 +1,17 @@
 """Answers to the exercises of lesson 08."""
 
 import torch
+from answers import solved
 
 from rlcourse.course.checks.nb08 import loop_sectors
 
-
-def sectors_by_sets(addresses, size, active):
-    return loop_sectors(addresses, active)
-
-
-def as_sudoku(row, column):
-    return 32 * row + (column + row % 4 * 8 + row // 4) % 32
-
-
-RIGHT = {"q8": as_sudoku}
 WRONG = {
     "q7": {
-        "inactive lanes too": (lambda a, size, on: sectors_by_sets(a, size, on | True), "not active"),
+        "inactive lanes too": (lambda a, size, on: loop_sectors(a, on | True), "not active"),
         "bytes over 32": (lambda a, size, on: -(-on.sum(1) * size // 32), "divided the bytes"),
         "span": (lambda a, size, on: -(-(a.amax(1) + size - a.amin(1)) // 32), "distance from the first byte"),
         "lanes": (lambda a, size, on: on.sum(1), "counted the lanes"),
-        "lines": (lambda a, size, on: sectors_by_sets(a // 4, size, on), "lines of 128"),
+        "lines": (lambda a, size, on: loop_sectors(a // 4, on), "lines of 128"),
         "all warps as one": lambda a, size, on: torch.tensor([len(torch.unique(a[on] // 32))]),
     },
     "q8": {
@@ -28,7 +19,7 @@ WRONG = {
         "column-major": (lambda row, column: row + 32 * column, "of row number 0 lie in 1 banks"),
         "padded": (lambda row, column: 33 * row + column, "no room to pad"),
         "the bank": (lambda row, column: column ^ (row % 4 * 8 + row // 4), "both go to word"),
-        "floats": (lambda row, column: as_sudoku(row, column).float(), "whole number"),
+        "floats": (solved("nb08", "q8", lambda word: word.float()), "whole number"),
     },
 }
 

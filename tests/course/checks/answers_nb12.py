@@ -1,7 +1,7 @@
 """Answers to the exercises of lesson 12."""
 
 import torch
-from answers import ruled
+from answers import ruled, solved
 
 from rlcourse.course.checks.nb12 import LEAKS, LEDGER, NORMS, SLOPES, by_autograd, most, norm_gradients, walk
 
@@ -15,14 +15,6 @@ def wrong_gradient(steps, plus, minus, claims, worst=torch.amax, over=torch.amin
 
 def at_step(k, steps, plus, minus, claims):
     return wrong_gradient(steps[k : k + 1], plus[:, k : k + 1], minus[:, k : k + 1], claims)
-
-
-# q2: a ledger
-def rows_that_fit(budget, n, layers, kept, hidden, vocabulary, prompt, answer, chunk, again):
-    """Both sides of the bend."""
-    room, logit = budget - 18 * n, 12 * vocabulary
-    own = (prompt + answer) * (4 * hidden * layers + kept if again else kept * layers)
-    return max(0, room // (own + answer * logit), (room - chunk * logit) // own)
 
 
 # q3: gradients without logits
@@ -58,16 +50,6 @@ def all_logits(hidden, head, targets, a, b, temperature, chunk, rule):
     return torch.autograd.grad(loss, (hidden, head))
 
 
-# q4: leaks
-def spoiled(positions, seen, learned, layers):
-    owner = (positions == 0).cumsum(0)
-    bad, foreign = torch.zeros(len(owner)), (seen.float() * (owner[:, None] != owner)).sum(1)
-    for _ in range(layers):
-        bad = ((foreign + seen.float() @ bad) > 0).float()
-    first = torch.cat([torch.zeros(1, dtype=torch.bool), owner[1:] != owner[:-1]])
-    return (torch.cat([torch.zeros(1), bad[:-1]]).bool() | first) & learned
-
-
 # q5: weights that do not move
 def steps_to_move(weights, step, rule=""):
     found = []
@@ -87,14 +69,7 @@ def steps_to_move(weights, step, rule=""):
     return torch.tensor(found).long()
 
 
-# q6: a norm
-def mended(x, weight, g, eps):
-    w, s = 1 + weight, 1 / ((x * x).mean(-1, keepdim=True) + eps).sqrt()
-    along = (g * w * x).sum(-1, keepdim=True)
-    return s * g * w - s**3 * x * along / x.shape[-1], (s * g * x).sum((0, 1))
-
-
-RIGHT = {"q1": wrong_gradient, "q2": rows_that_fit, "q3": gradients, "q4": spoiled, "q5": steps_to_move, "q6": mended}
+RIGHT = {"q1": wrong_gradient, "q3": gradients, "q5": steps_to_move}
 
 WRONG = {
     "q1": {
@@ -106,9 +81,7 @@ WRONG = {
         "step 1e-3": (lambda *x: at_step(3, *x), "0.001 alone"),
     },
     "q2": ruled(most, LEDGER, "mistake")
-    | {
-        "one more": (lambda *x: rows_that_fit(*x) + 1, "One more does not fit"),
-    },
+    | {"one more": (solved("nb12", "q2", lambda rows: rows + 1), "One more does not fit")},
     "q3": ruled(gradients_with, SLOPES, "mistake")
     | ruled(gradients, {"short": "", "last chunk": "one chunk's"}, "mistake")
     | {
@@ -123,10 +96,7 @@ WRONG = {
             "a list": "what keeps them",
         },
     ),
-    "q4": ruled(walk, LEAKS, "mistake")
-    | {
-        "turned": lambda p, seen, learned, n: spoiled(p, seen.T, learned, n),
-    },
+    "q4": ruled(walk, LEAKS, "mistake"),
     "q5": ruled(
         steps_to_move,
         {
@@ -138,8 +108,7 @@ WRONG = {
             "rounded each step": "",
         },
     ),
-    "q6": ruled(norm_gradients, NORMS, "mistake")
-    | {"a mean": lambda x, *rest: (mended(x, *rest)[0], mended(x, *rest)[1] / len(x) / x.shape[1])},
+    "q6": ruled(norm_gradients, NORMS, "mistake"),
 }
 
 

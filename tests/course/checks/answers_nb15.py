@@ -3,7 +3,7 @@
 import functools
 
 import torch
-from answers import ruled
+from answers import ruled, solution
 
 from rlcourse.course.checks.nb15 import AGES, PROGRAMS, SPLITS, WAYS, by_events, judged, most
 from rlcourse.course.checks.programs import reached
@@ -48,20 +48,7 @@ def wrong_progress(kinds, peers, rule):
     return torch.tensor(reached(kinds.tolist(), peers.tolist(), rule))
 
 
-# q5: ages
-def ages(sample_s, train_s, ahead):
-    sampled, trained, found = [], [], []
-    for i in range(len(sample_s)):
-        begin = sampled[-1] if i else 0.0
-        if i - 1 - ahead >= 0:
-            begin = max(begin, trained[i - 1 - ahead])
-        sampled.append(begin + sample_s[i].item())
-        found.append(i - sum(end <= begin for end in trained))
-        trained.append(max([sampled[-1], *trained[-1:]]) + train_s[i].item())
-    return torch.tensor(found)
-
-
-RIGHT = {"q1": divided_by, "q2": partners, "q5": ages}
+RIGHT = {"q1": divided_by, "q2": partners}
 
 WRONG = {
     "q1": {
@@ -79,15 +66,11 @@ WRONG = {
             "floats": "an int64 tensor",
         },
     ),
-    "q3": {
-        **ruled(wrong_progress, PROGRAMS),
-    },
-    "q4": {
-        **ruled(most, SPLITS, "mistake"),
-    },
-    "q5": {
-        **ruled(by_events, AGES, "mistake"),
-        "one less": lambda sample, train, ahead: ages(sample, train, max(0, ahead - 1)),
+    "q3": ruled(wrong_progress, PROGRAMS),
+    "q4": ruled(most, SPLITS, "mistake"),
+    "q5": ruled(by_events, AGES, "mistake")
+    | {
+        "one less": lambda sample, train, ahead: solution("nb15", "q5")(sample, train, max(0, ahead - 1)),
         "the bound": lambda sample, train, ahead: torch.arange(len(sample)).clamp(max=ahead),
     },
 }
