@@ -151,11 +151,10 @@ def speedrun(
         print(verifier.in_short(attempts))
 
 
-@app.command(epilog="Example: rlcourse grade exercises/01_policy_gradient.ipynb --json report.json")
+@app.command(epilog="Example: rlcourse grade exercises/01_policy_gradient.ipynb --junit grades.xml")
 def grade(
     submission: Annotated[Path, typer.Argument(help="An exercise notebook, or a folder of them.")],
     hidden: Annotated[Path | None, typer.Option("--hidden", help="Folder of nbNN.py with more tests.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report as JSON.")] = None,
     junit: Annotated[Path | None, typer.Option("--junit", help="Write the report as JUnit XML.")] = None,
     csv: Annotated[
         Path | None, typer.Option("--csv", help="Write the scores as CSV; for a folder, grades.csv by default.")
@@ -178,12 +177,12 @@ def grade(
     """
     with user_errors():
         inputs = [submission, *submission.rglob("*.ipynb"), *(hidden.glob("*.py") if hidden else ())]
-        for file in (json_file, junit, csv):
+        for file in (junit, csv):
             if file is not None:
                 try_file(file, "name another file", *inputs)
         from rlcourse.course.grading.report import run_grade
 
-        run_grade(submission, json_file, junit, csv, hidden=hidden, seed=seed, memory_gb=memory)
+        run_grade(submission, junit, csv, hidden=hidden, seed=seed, memory_gb=memory)
 
 
 @app.command(epilog="Example: rlcourse lab --port 8889")

@@ -79,7 +79,7 @@ def test_the_positions_of_the_benchmarks_shapes_are_those_of_the_models():
 # Outputs are tried first
 
 
-@pytest.mark.parametrize("option", ["--json", "--junit", "--csv"])
+@pytest.mark.parametrize("option", ["--junit", "--csv"])
 def test_a_report_that_cannot_be_written_is_refused_before_anything_is_graded(option, tmp_path):
     (tmp_path / "file").write_text("mine")
     assert "(a file is in its place): name another file." in refused("grade", "x.ipynb", option, "file/report", code=1)
@@ -103,7 +103,7 @@ def test_an_output_of_a_model_that_cannot_be_written_is_refused_before_it_is_mer
         "filter a.jsonl --task minigsm --output a.jsonl",
         "filter b.jsonl.writing --task minigsm --output b.jsonl",
         "merge c.writing --output c",
-        "grade d/1.ipynb --json d/1.ipynb",
+        "grade d/1.ipynb --junit d/1.ipynb",
         "grade d --csv d/1.ipynb",
         "grade x.ipynb --hidden d --junit d/nb01.py",
     ],

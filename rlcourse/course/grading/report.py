@@ -1,56 +1,37 @@
-"""Graded notebooks on paper: text, JSON, JUnit, and a CSV for a class."""
+"""Graded notebooks on paper: text, JUnit's XML, and a CSV for a class."""
 
 import csv
 import io
-import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
-from rlcourse import __version__
 from rlcourse.course.checks import CaseResult
 from rlcourse.course.grading.grade import Report, grade, grade_folder, printable
 from rlcourse.files import write_text
 
 
-def run_grade(
-    submission: Path,
-    json_file: Path | None = None,
-    junit: Path | None = None,
-    csv_file: Path | None = None,
-    **options,
-) -> None:
+def run_grade(submission: Path, junit: Path | None = None, csv_file: Path | None = None, **options) -> None:
     """`rlcourse grade`: print what a notebook, or each notebook of a folder, earned, and write what is asked for.
 
-    csv_file: grades.csv for a folder if not given. options: as `grade` has them. What is graded of a class is written
-    after each notebook, as a class takes long.
+    csv_file: grades.csv for a folder if not given. options: as `grade` has them. The files are written after each
+    notebook, as a class takes long.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without a sign that a reader used
-    if not submission.is_dir():
-        reports = [grade(submission, **options)]
-        write(reports, reports[0], json_file, junit, csv_file)
-        print(as_text(reports[0]))
-        return
-    csv_file, reports = csv_file or Path("grades.csv"), []
-    for report in grade_folder(submission, **options):
+    folder, reports = submission.is_dir(), []
+    csv_file = csv_file or (Path("grades.csv") if folder else None)
+    for report in grade_folder(submission, **options) if folder else [grade(submission, **options)]:
         reports.append(report)
-        write(reports, reports, json_file, junit, csv_file)
-        print(as_line(report), flush=True)
+        if csv_file:
+            write_csv(reports, csv_file)
+        if junit:
+            write_junit(reports, junit)
+        print(as_line(report) if folder else as_text(report), flush=True)
+    if not folder:
+        return
     notes = dict.fromkeys(note for report in reports for note in report.notes)
     print("\n".join([*notes, f"{len(reports)} notebooks, seed {report.seed}: {csv_file}"]))
-
-
-def write(reports: list[Report], graded: Report | list[Report], json_file, junit, csv_file) -> None:
-    """Write the files that are asked for."""
-    if csv_file:
-        write_csv(reports, csv_file)
-    if json_file:
-        write_json(graded, json_file)
-    if junit:
-        write_junit(reports, junit)
 
 
 def save(path: Path, text: str) -> None:
@@ -83,29 +64,6 @@ def as_line(report: Report) -> str:
     if not report.results:
         return f"{report.submission}: {'; '.join(report.errors)}"
     return f"{report.submission}: {report.score:g} of {report.possible:g} points"
-
-
-def as_dict(report: Report) -> dict[str, Any]:
-    """For JSON."""
-    questions = [
-        {
-            "question": result.question,
-            "function": result.function,
-            "score": result.score,
-            "possible": result.possible,
-            "cases": [asdict(case) | {"message": message(case)} for case in result.cases],
-        }
-        for result in report.results
-    ]
-    found = vars(report) | {"rlcourse": __version__, "score": report.score, "possible": report.possible}
-    del found["results"]  # which say why hidden cases failed
-    return found | {"questions": questions}
-
-
-def write_json(graded: Report | list[Report], path: Path) -> None:
-    """An object for a submission, a list of them for a class."""
-    data = as_dict(graded) if isinstance(graded, Report) else [as_dict(report) for report in graded]
-    save(path, json.dumps(data, indent=1) + "\n")
 
 
 def write_junit(reports: list[Report], path: Path) -> None:
