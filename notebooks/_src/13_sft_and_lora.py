@@ -28,14 +28,15 @@
 import matplotlib.pyplot as plt
 import torch
 
+from rlcourse.config import make_config
 from rlcourse.course import pick
 from rlcourse.course.lessons import lesson13
 from rlcourse.course.lessons.curve_records import load_curve
+from rlcourse.course.lessons.experiment import Experiment
 from rlcourse.course.lessons.lesson13 import (
     DEMONSTRATIONS,
     RL,
     SFT,
-    Reinforcement,
     answer_loss,
     examples,
     fine_tune,
@@ -76,9 +77,9 @@ STILL = ["they drift a little, as noise pushes them", "not one of them moves", "
 still_bet = bet("All rewards are 0. What do six steps of RL do to the weights?", STILL)
 
 # %%
-alone = Reinforcement(twin(base), seed=0)
+alone = Experiment(make_config("laptop", **RL, seed=0), twin(base))
 before = [p.detach().clone() for p in alone.policy.model.parameters()]
-steps = [alone.learn() for _ in range(6)]
+steps = [alone.train()[0] for _ in range(6)]
 moved = sum(int((p != b).sum()) for p, b in zip(alone.policy.model.parameters(), before, strict=True))
 still_bet.result(STILL[1] if moved == 0 else STILL[0])
 print("step   reward   groups without signal   gradient norm")

@@ -562,8 +562,8 @@ def live(lag: int, steps: int):
     config = make_config("laptop", **COMMON | pick(FEW, {}), device="cpu")
     experiment = Experiment(config)
     experiment.engine = LaggingEngine(experiment.policy, lag)
-    for step in range(steps):
-        experiment.train(step)
+    for _ in range(steps):
+        experiment.train()
     prompts = [experiment.policy.prompt(p.question) for p in task.problems("validation")[: pick(4, 16)]]
     old = experiment.engine.generate(prompts, 4, LIMIT, Sampling())
     with torch.no_grad():

@@ -41,7 +41,7 @@ def run(seed: int, at: tuple[int, ...] = STEPS, **settings: Any) -> dict[str, An
             counts = sampled(experiment, SAMPLES if step else SAMPLES_AT_START)
             evals.append({"step": step, "accuracy": accuracy(counts), "counts": counts})
         if step < at[-1]:
-            experiment.train(step)
+            experiment.train()
     return {"evals": evals}
 
 

@@ -15,7 +15,7 @@ from rlcourse.collect import Completions
 from rlcourse.config import make_config
 from rlcourse.course.lessons.experiment import Experiment
 from rlcourse.learner import Learner
-from tools.lessons.recording import record_seeds
+from tools.lessons.recording import measured, record_seeds
 
 SEEDS = (0, 1, 2)
 SETTING: dict[str, Any] = {
@@ -61,7 +61,8 @@ def run(variant: str, seed: int, **overrides) -> dict[str, Any]:
     with ExitStack() as stack:
         for name, value in CONSTANTS.get(variant, {}).items():
             stack.enter_context(mock.patch(f"rlcourse.{name}", value))
-        return experiment.run(
+        return measured(
+            experiment,
             EVAL_EVERY,
             evaluate=lambda: {"accuracy": experiment.evaluate(problems)["accuracy"]},
             kept=KEPT,

@@ -14,7 +14,7 @@ from rlcourse.collect import answer_rewards
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.course.lessons.experiment import Experiment
 from rlcourse.tasks import Answer
-from tools.lessons.recording import record_seeds
+from tools.lessons.recording import measured, record_seeds
 
 SEEDS = (0, 1, 2)
 SHAPES = {"64x2": (64, 2), "32x4": (32, 4), "16x8": (16, 8), "8x16": (8, 16), "2x64": (2, 64)}
@@ -53,7 +53,8 @@ def training_run(name: str, seed: int, **overrides) -> dict[str, Any]:
         positions.append(prompts.position)
         return {"rows_sampled": (positions[-1] - positions[-2]) * experiment.config.num_generations}
 
-    return experiment.run(
+    return measured(
+        experiment,
         EVAL_EVERY,
         evaluate=lambda: {"accuracy": experiment.evaluate(validation)["accuracy"]},
         kept=KEPT,

@@ -23,7 +23,7 @@ from rlcourse.policy import Policy
 from rlcourse.rollout import RolloutEngine
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import Answer, Problem
-from tools.lessons.recording import record_seeds
+from tools.lessons.recording import measured, record_seeds
 
 SEEDS = (0, 1, 2, 3, 4)
 NORMALIZED, CENTERED = {"advantage": "group_normalized"}, {"advantage": "group_centered"}
@@ -89,7 +89,8 @@ def isolated_run(variant: str, seed: int, **overrides) -> dict[str, Any]:
     policy, engine, task = experiment.policy, experiment.engine, experiment.task
     experiment.engine = ForcedOpenings(policy, engine, task.problems("train"))
     probes, limit = task.problems("validation")[:PROBES], experiment.config.max_new_tokens
-    return experiment.run(
+    return measured(
+        experiment,
         PROBE_EVERY,
         evaluate=lambda: forced_lengths(policy, engine, probes, limit),
         kept=("grad_norm",),
@@ -107,7 +108,7 @@ def ordinary_run(variant: str, seed: int, **settings) -> dict[str, Any]:
         accuracy = experiment.evaluate(validation[:200])["accuracy"]
         return {"accuracy": accuracy} | forced_lengths(policy, engine, validation[:PROBES], limit)
 
-    curves = experiment.run(EVAL_EVERY, evaluate, KEPT)
+    curves = measured(experiment, EVAL_EVERY, evaluate, KEPT)
     return curves | {"test": experiment.evaluate(task.problems("test"))}
 
 
@@ -126,7 +127,7 @@ def kinds_run(variant: str, seed: int, **overrides) -> dict[str, Any]:
         garbage = [n for a, n in zip(completions.answers, lengths, strict=True) if gain.kind(a) == "garbage"]
         return kind_shares(completions.answers) | {"garbage_length": sum(garbage) / max(len(garbage), 1)}
 
-    return experiment.run(KINDS_EVERY, evaluate, ("reward",), measure)
+    return measured(experiment, KINDS_EVERY, evaluate, ("reward",), measure)
 
 
 def kind_shares(answers: list[Answer]) -> dict[str, float]:

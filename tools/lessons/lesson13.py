@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from rlcourse.config import make_config
+from rlcourse.course.lessons.experiment import Experiment
 from rlcourse.course.lessons.lesson13 import (
     ASKED,
     BASE,
@@ -21,7 +23,6 @@ from rlcourse.course.lessons.lesson13 import (
     SAMPLED,
     SAMPLES,
     SFT,
-    Reinforcement,
     answer_loss,
     examples,
     fine_tune,
@@ -59,20 +60,24 @@ def measure(policy: Policy, engine: RolloutEngine) -> dict[str, float]:
     return found | mean_pass_at_k(answers) | {"entropy": entropy}
 
 
+def accuracy(training: Experiment) -> float:
+    return training.evaluate(training.task.problems("validation")[:ASKED])["accuracy"]
+
+
 def start(base: Policy, seed: int, sft_steps: int, every: int) -> dict[str, Any]:
     """SFT, then RL: what was measured before either, between them and after, and in each step of RL."""
     policy = twin(base)
     known = examples(policy, DEMONSTRATIONS, 100 + seed, worked)
     unseen = examples(policy, HELD_OUT, 99, worked)
     losses = fine_tune(policy, known, sft_steps, SFT["sft_rows"], SFT["sft_lr"], seed)
-    training = Reinforcement(policy, seed)
+    training = Experiment(make_config("laptop", **RL, seed=seed), policy)
     between = measure(policy, training.engine) | {"held_out": answer_loss(policy, unseen)}
     evals, steps = [{"step": 0, "accuracy": between["accuracy"]}], []
     while training.done < RL["steps"]:
-        metrics = training.learn()
+        metrics, _ = training.train()
         steps.append({name: metrics[name] for name in ("reward", "groups_without_signal", "grad_norm", "entropy")})
         if training.done % every == 0:
-            evals.append({"step": training.done, "accuracy": training.accuracy()})
+            evals.append({"step": training.done, "accuracy": accuracy(training)})
     after = measure(policy, training.engine) | {"held_out": answer_loss(policy, unseen)}
     return {
         "losses": losses,
@@ -91,14 +96,15 @@ def lora(base: Policy, seed: int, sft_steps: int, rank: int | str, seconds: floa
     torch.manual_seed(seed)
     if rank != "full":
         add_adapter(policy.model, "embedded", rank, 32.0, "all-linear")
-    training = Reinforcement(policy, seed, lr=RL["lr"] if rank == "full" else 10 * RL["lr"])
-    evals, spent = [{"seconds": 0.0, "step": 0, "accuracy": training.accuracy()}], 0.0
+    settings = RL | {"lr": RL["lr"] if rank == "full" else 10 * RL["lr"], "seed": seed}
+    training = Experiment(make_config("laptop", **settings), policy)
+    evals, spent = [{"seconds": 0.0, "step": 0, "accuracy": accuracy(training)}], 0.0
     while spent < seconds:
         begin = time.process_time()
-        training.learn()
+        training.train()
         spent += time.process_time() - begin
         if spent >= min(every * len(evals), seconds):
-            evals.append({"seconds": spent, "step": training.done, "accuracy": training.accuracy()})
+            evals.append({"seconds": spent, "step": training.done, "accuracy": accuracy(training)})
     return {"evals": evals, "numbers": sum(p.numel() for p in policy.model.parameters() if p.requires_grad)}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from rlcourse.config import make_config
 from rlcourse.course.lessons.experiment import Experiment
 from rlcourse.course.lessons.lesson15 import COMMON, LaggingEngine
-from tools.lessons.recording import record_seeds
+from tools.lessons.recording import measured, record_seeds
 
 SEEDS = (0, 1, 2)
 ASKED, EVERY = 200, 6  # validation problems, answered greedily every so many steps
@@ -36,7 +36,7 @@ def one_run(seed: int, lag: int, **settings: Any) -> dict[str, Any]:
         experiment.engine = lagging
         return {"accuracy": found}
 
-    return experiment.run(EVERY, accuracy, KEPT)
+    return measured(experiment, EVERY, accuracy, KEPT)
 
 
 def record(name: str) -> None:

@@ -1,13 +1,38 @@
-"""Write the records of learning curves, which `rlcourse.course.lessons.curve_records` reads."""
+"""Measure learning curves and write their records, which `rlcourse.course.lessons.curve_records` reads."""
 
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from rlcourse.collect import Completions, RewardFunction, answer_rewards
 from rlcourse.course.lessons.curve_records import command_of
+from rlcourse.course.lessons.experiment import Experiment
 from rlcourse.paths import data_folder
 from tools.records import write_record
+
+
+def measured(
+    experiment: Experiment,
+    every: int,
+    evaluate: Callable[[], dict[str, float]],
+    kept: tuple[str, ...],
+    measure: Callable[[Completions], dict[str, float]] = lambda completions: {},
+    reward_function: RewardFunction = answer_rewards,
+) -> dict[str, Any]:
+    """Train for the config's steps.
+
+    Returns evals: what `evaluate` says before the first step, after every `every` steps; steps: for each name in
+    `kept` and each that `measure` gives after a step, its value in all steps.
+    """
+    evals, steps = [], []
+    for step in range(experiment.config.steps + 1):
+        if step % every == 0:
+            evals.append({"step": step} | evaluate())
+        if step < experiment.config.steps:
+            metrics, completions = experiment.train(reward_function)
+            steps.append({name: metrics[name] for name in kept} | measure(completions))
+    return {"evals": evals, "steps": {name: [row[name] for row in steps] for name in steps[0]}}
 
 
 def record_seeds(

@@ -15,7 +15,7 @@ from rlcourse.config import make_config
 from rlcourse.course.lessons.experiment import Experiment
 from rlcourse.rollout import make_engine
 from rlcourse.rollout.torch_engine import TorchEngine
-from tools.lessons.recording import record_variants
+from tools.lessons.recording import measured, record_variants
 
 SEEDS = (0, 1, 2)
 LAG = 8  # steps for which the lagging sampler keeps its weights
@@ -55,7 +55,7 @@ def run(variant: str, seed: int, **overrides) -> dict[str, Any]:
         experiment.engine = sampler
         return {"accuracy": accuracy}
 
-    trained = experiment.run(EVAL_EVERY, evaluate, ("mismatch_mean", "mismatch_max"))
+    trained = measured(experiment, EVAL_EVERY, evaluate, ("mismatch_mean", "mismatch_max"))
     return {"evals": trained["evals"]} | {name: max(values) for name, values in trained["steps"].items()}
 
 

@@ -1,24 +1,16 @@
-"""The parts of lesson 13: a base that earns nothing, SFT on a few demonstrations, and training with rewards."""
+"""The parts of lesson 13: a base that earns nothing, and SFT on a few demonstrations."""
 
 import copy
 import random
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from rlcourse.config import TrainConfig, make_config
 from rlcourse.course.lessons.demonstrations import ANSWER, Mix, demonstration
-from rlcourse.evaluation import answer_problems, summarize
-from rlcourse.learner import Learner
 from rlcourse.policy import Policy, load_policy
-from rlcourse.rollout import make_engine
 from rlcourse.sft.data import Example
 from rlcourse.sft.packing import pack, plan_rows, summed_loss
-from rlcourse.tasks import load_task
 from rlcourse.tasks.minigsm import GeneratedProblem, generate
-from rlcourse.tasks.prompts import PromptSampler
-from rlcourse.train import train_step
 
 IN_WORDS = Mix(worked=0, guess=0, prose=1)  # steps, now and then checked or wrong, then "The answer is N."
 GUESSED = 0.6  # share of the base's answers that are "The answer is N." alone
@@ -86,28 +78,3 @@ def make_base(steps: int = BASE["base_steps"]) -> Policy:
 def twin(policy: Policy) -> Policy:
     """The same policy with weights of its own."""
     return replace(policy, model=copy.deepcopy(policy.model))
-
-
-class Reinforcement:
-    """Training with rewards of a policy that is in memory: `learn` does one step and returns what it measured."""
-
-    def __init__(self, policy: Policy, seed: int, **settings: Any):
-        torch.manual_seed(seed)
-        self.policy, self.config, self.done = policy, rl_config(seed, settings), 0
-        self.engine, self.task = make_engine(policy, "fast", torch.float32), load_task("minigsm")
-        self.learner = Learner(policy, self.config)
-        self.prompts = PromptSampler(self.task.problems("train"), seed)
-
-    def learn(self) -> dict[str, Any]:
-        metrics, _ = train_step(self.learner, self.engine, self.task, self.prompts, self.done)
-        self.done += 1
-        return metrics
-
-    def accuracy(self) -> float:
-        """Greedy answers to the first validation problems: the share that is right."""
-        problems = self.task.problems("validation")[:ASKED]
-        return summarize(answer_problems(self.policy, self.engine, self.task, problems, LIMIT))["accuracy"]
-
-
-def rl_config(seed: int, settings: dict[str, Any]) -> TrainConfig:
-    return make_config("laptop", **RL | settings, seed=seed)
