@@ -185,21 +185,30 @@ ENDS = ("#### {}", "The answer is {}.", "So he has {} beads.", "{}", "It costs $
 REFUSED = "You refuse an honest answer."
 HEDGED, DIGITS = "You pay an answer that hedges.", "You pay for digits inside another number."
 ANSWERED = "You pay for a number that isn't announced by `#### `."
-# By case, from the gold answer g and a wrong one w: (text, whether it is to be paid, what to say if it isn't so).
+
+
+# From the gold answer g and a wrong one w: (text, whether it is to be paid, what to say if it isn't so).
+def corrected(g: int, w: int) -> list[tuple]:
+    return [
+        (f"#### {w}\nNo, wait.\n#### {g}", True, "You refuse an answer that corrects itself: the last one counts."),
+        (f"#### {g}\nNo, wait.\n#### {w}", False, "You pay an answer that took it back: the last one counts."),
+    ]
+
+
+def in_other_numbers(g: int, w: int) -> list[tuple]:
+    others = f"{g}7", f"3{g}", f"{g}.5", f"-{g}", f"1,2{g}", f"{g},{g}1"
+    decimal = f"#### {g}.0", True, "You refuse the same number with a decimal: compare numbers, not texts."
+    return [*((f"#### {other}", False, DIGITS) for other in others), decimal]
+
+
 STRICT = {
     "announced by `#### `": lambda g, w: [
         *((f"Tom has {g - 3}+3={g} beads.\n{end}", True, REFUSED) for end in (f"#### {g}", f"#### {g} beads")),
         *((f"Tom has {g - 3}+3={g} beads.\n{end}", False, ANSWERED) for end in (f"The answer is {g}.", f"#### {w}")),
         (f"####{g}", False, "You pay without the space behind `####`: the model should learn one form."),
     ],
-    "announced twice": lambda g, w: [
-        (f"#### {w}\nNo, wait.\n#### {g}", True, "You refuse an answer that corrects itself: the last one counts."),
-        (f"#### {g}\nNo, wait.\n#### {w}", False, "You pay an answer that took it back: the last one counts."),
-    ],
-    "the right digits in another number": lambda g, w: [
-        *((f"#### {other}", False, DIGITS) for other in (f"{g}7", f"3{g}", f"{g}.5", f"-{g}", f"1,2{g}")),
-        (f"#### {g}.0", True, "You refuse the same number with a decimal: compare numbers, not texts."),
-    ],
+    "announced twice": corrected,
+    "the right digits in another number": in_other_numbers,
 }
 LENIENT = {
     "an honest answer, whatever its last words, and a list of numbers": lambda g, w: [
@@ -208,8 +217,7 @@ LENIENT = {
     ],
     "hedging, and changing one's mind": lambda g, w: [
         *((text, False, HEDGED) for text in (f"#### {w} or {g}", f"#### {g} or {w}", f"It is {g}, or maybe {w}.")),
-        (f"#### {w}\nNo, wait.\n#### {g}", True, "You refuse an answer that corrects itself."),
-        (f"#### {g}\nNo, wait.\n#### {w}", False, "You pay an answer that took it back."),
+        *corrected(g, w),
     ],
     "the right number in the working of a wrong answer": lambda g, w: [
         (f"Tom has {g - 3}+3={g} beads.\n#### {w}", False, "You pay for a number in the working."),
@@ -217,10 +225,8 @@ LENIENT = {
         (f"Tom has {g - 3}+3={g} beads.\n#### {g}", True, REFUSED),
     ],
     "the right digits in another number": lambda g, w: [
-        *((f"#### {other}", False, DIGITS) for other in (f"{g}7", f"3{g}", f"{g}.5", f"-{g}", f"{g},{g}1")),
-        (f"#### {g}.0", True, "You refuse the same number with a decimal."),
+        *in_other_numbers(g, w),
         (f"#### {g}\n\n", True, "You refuse an answer with empty lines after it."),
-        (f"#### 1,2{g}", False, "You stop reading at a comma."),
     ],
 }
 
@@ -281,19 +287,6 @@ def check_factor(f, weights: Tensor) -> None:
 
 
 q8.case("random weights")(lambda f: [check_factor(f, torch.rand(n, n) - 0.3) for n in (2, 3, 4)])
-
-
-@q8.case("weights on the others alone, and on one's own alone")
-def _(f):
-    n = draw(3, 4)
-    check_factor(f, (torch.ones(n, n) - torch.eye(n)) / (n - 1))
-    check_factor(f, torch.diag(torch.rand(n) + 0.1))
-
-
-@q8.case("the mean of the group, and no baseline")
-def _(f):
-    for n, part in itertools.product((2, 3), (1, 0, between(0, 1))):
-        check_factor(f, torch.full((n, n), part / n))
 
 
 QUESTIONS = {question.name: question for question in (q1, q2, q3, q4, q5, q6, q7, q8)}

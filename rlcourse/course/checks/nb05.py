@@ -81,11 +81,6 @@ def check_usual_credit(f, ahead: float) -> None:
     check_credit(f, right, right + ahead, between(0.01, 0.1), between(0.9, 1.0))
 
 
-q2.case("working is right more often, guessing is read more often")(
-    lambda f: [check_usual_credit(f, between(0.02, 0.2)) for _ in range(3)]
-)
-
-
 @q2.case("working is read as often: no credit is too much")
 def _(f):
     check_credit(f, between(0.5, 0.8), between(0.9, 1.0), between(0.01, 0.1), between(0.5, 0.8))
@@ -130,7 +125,6 @@ q3.case("two and three checkpoints, few problems, or a single one")(
 q3.case("one checkpoint is not overstated")(
     lambda f: [check_best(f, between(0.2, 0.8), draw(5, 20), k) for k in (1, draw(4, 6))]
 )
-q3.case("ten checkpoints, a hundred problems")(lambda f: check_best(f, between(0.3, 0.9), draw(90, 110), 10))
 
 q4 = Question("q4", "which_engine", hint="Print the gaps of each engine: their sign, their size, what they go with.")
 

@@ -55,12 +55,6 @@ def random_intervals(begin: float) -> tuple[Tensor, Tensor]:
     return starts, starts + 0.2 + 3 * torch.rand(12, dtype=torch.float64)
 
 
-@q1.case("short ones within a long one")
-def _(f):
-    check_busy(f, [1.0, 2.0, 4.0, 7.0], [6.0, between(2.5, 3), between(4.5, 5.5), 9.0], 0.0, 12.0)
-    check_busy(f, [1.0, *(2 + 3 * torch.rand(5)).tolist()], [between(6, 7)] * 2 + [5.5] * 4, 0.0, between(12, 13))
-
-
 q1.case("intervals over the edges of the window, and outside it; a window that does not begin at 0")(
     lambda f: [check_busy(f, *random_intervals(begin), begin, begin + 22.0) for begin in (0.0, 40.0, 105.0)]
 )

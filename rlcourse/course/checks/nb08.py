@@ -154,11 +154,6 @@ def base() -> int:
     return 128 * draw(1, 10**6)
 
 
-q7.case("neighbours: 4 bytes a lane, and 16")(
-    lambda f: [check_sectors(f, base() + size * torch.arange(96).view(3, 32), size) for size in (4, 16)]
-)
-
-
 @q7.case("with a stride, from an odd beginning, and in any order")
 def _(f):
     for step in (0, 8, 20, 64, 128, 1000):

@@ -54,12 +54,6 @@ def check_uneven(f, least: float, most: float, often: float) -> None:
     check_worth(f, random_times(n, least, most), kernel, reads)
 
 
-@q1.case("the host is far slower than the GPU")
-def _(f):
-    n = draw(5, 9)
-    check_worth(f, random_times(n, 8, 12), random_times(n, 1, 5), torch.zeros(n, dtype=torch.bool))
-
-
 @q1.case("one graph, launched at once; and two")
 def _(f):
     n = draw(4, 8)
@@ -219,9 +213,6 @@ def check_fake(f, q: Tensor, values: Tensor) -> None:
     assert strides == expected, said
 
 
-q4.case("queries without gaps, heads of one size")(
-    lambda f: check_fake(f, torch.randn(3, 6, 8), torch.randn(3, 2, 5, 8))
-)
 q4.case("half precision: the output follows, the log-sum does not")(
     lambda f: check_fake(f, torch.randn(2, 4, 8).bfloat16(), torch.randn(2, 2, 5, 8).bfloat16())
 )
@@ -268,7 +259,6 @@ def check_pieces(f, layers: int) -> None:
     assert len(ran) == 1, f"{said}, though the kernel is an operation: where does the host need a number of the GPU's?"
 
 
-for name, (low, high) in {"two layers": (2, 2), "more layers, still one piece": (3, 6)}.items():
-    q5.case(name)(lambda f, low=low, high=high: check_pieces(f, draw(low, high)))
+q5.case("two layers, and more: one piece")(lambda f: [check_pieces(f, layers) for layers in (2, draw(3, 6))])
 
 QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5}

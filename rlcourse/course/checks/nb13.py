@@ -257,13 +257,6 @@ def drawn(count: int, low: float, high: float) -> Tensor:
     return low + (high - low) * torch.rand(count, dtype=torch.float64)
 
 
-q5.case("all problems of one rate")(
-    lambda f: [
-        check_waiting(f, drawn(draw(4, 9), rate, rate), 4, 2) for rate in (between(0.02, 0.1), between(0.6, 0.7))
-    ]
-)
-
-
 @q5.case("easy and hopeless problems")
 def _(f):
     for group, prompts in ((draw(2, 4), 1), (8, draw(2, 3))):

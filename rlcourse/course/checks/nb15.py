@@ -210,9 +210,6 @@ def check_most(f, rows: tuple, start: tuple, ranks: tuple, above: tuple, free: b
 q4.case("communication that is nearly free")(
     lambda f: check_most(f, (64,), (0.05, 0.2), (2 ** draw(1, 2), 2 ** draw(3, 5)), (0.98, 0.98), free=True)
 )
-q4.case("no seconds that every step takes")(
-    lambda f: check_most(f, (128,), (0, 0), (2 ** draw(1, 2), 2 ** draw(3, 4)), (0.99, 0.99))
-)
 q4.case("both, and rows that many numbers divide")(
     lambda f: check_most(f, (96, 120, 180), (0.05, 0.2), (4, 6, 12), (0.9, 0.99))
 )
