@@ -1,6 +1,5 @@
 """Answers to the exercises of lesson 01."""
 
-import itertools
 import re
 
 import torch
@@ -19,33 +18,6 @@ def by_gumbel(logits):
 def last_announced(text, gold):
     found = re.findall(r"#### (-?[\d,]+\.?\d*)", text)
     return 1.0 if found and float(found[-1].replace(",", "")) == float(gold) else 0.0
-
-
-# q6: a cheat
-WORDS = {"twice": 2, "three times": 3, "four times": 4, "five times": 5}
-WORDS |= {"half": 2, "a third": 3, "a quarter": 4, "a fifth": 5}
-
-
-def in_question(question):
-    return [int(n) for n in re.findall(r"\d+", question)] + [n for word, n in WORDS.items() if word in question]
-
-
-def fitting(numbers, limit=120):
-    text = ""
-    for number in dict.fromkeys(numbers):
-        if len(text) + len(str(number)) + 1 <= limit:
-            text += f",{number}" if text else str(number)
-    return text
-
-
-def results(a, b):
-    found = [a + b, abs(a - b), a * b]
-    found += [x // y for x, y in ((a, b), (b, a)) if y > 0 and x % y == 0]
-    return [n for n in found if 2 <= n <= 100]
-
-
-def one_step(question):
-    return [n for a, b in itertools.combinations(in_question(question), 2) for n in results(a, b)]
 
 
 # q7: a verifier
@@ -81,8 +53,8 @@ WRONG = {
     "q5": named(weighted_loss, nb01.LOSS)
     | {"detached": (lambda new, *rest: weighted_loss(new.detach(), *rest), "no gradient flows")},
     "q6": {
-        "one step": (lambda question: fitting(one_step(question)), "it earns on"),
-        "no limit": (lambda question: fitting(range(2, 101), limit=1000), "never generated"),
+        "the numbers": (lambda question: ",".join(re.findall(r"\d+", question)), "it earns on"),
+        "no limit": (lambda question: ",".join(map(str, range(2, 101))), "never generated"),
         "a number": (lambda question: 14, "return the text"),
     },
     "q7": {

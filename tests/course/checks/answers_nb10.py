@@ -3,70 +3,42 @@
 from functools import partial
 
 import torch
-from answers import half_mended
+from answers import half_mended, named, solution, solved
 
-from rlcourse.course.checks.nb10 import PLANTED
+from rlcourse.course.checks.nb10 import OTHERS, PLANTED, attention_by_loops, ends
 
 
 # q1: two watches
-def step_time(launch, kernel, reads, early=False, in_turn=False):
-    host = gpu = before = 0.0
-    for launching, running, read in zip(launch.tolist(), kernel.tolist(), reads.tolist(), strict=True):
-        host += launching
-        before, gpu = gpu, max(gpu, host) + running
-        if read or in_turn:
-            host = max(host, before if early else gpu)
-    return gpu
-
-
-def worth(launch, kernel, reads, time=step_time, launch_too=False):
-    found = []
-    for i in range(len(kernel)):
-        free = torch.arange(len(kernel)) == i
-        starts = launch.masked_fill(free, 0.0) if launch_too else launch
-        found.append(time(launch, kernel, reads) - time(starts, kernel.masked_fill(free, 0.0), reads))
-    return torch.tensor(found)
+def launch_saved(launch, kernel, reads):
+    """A kernel that takes no time, whose launch takes none either."""
+    rest = 1 - torch.eye(len(kernel))
+    times = [ends((launch * i).tolist(), (kernel * i).tolist(), reads.tolist()) for i in rest]
+    return ends(launch.tolist(), kernel.tolist(), reads.tolist()) - torch.tensor(times)
 
 
 # q2: an attention with four mistakes
 def attend(query, keys, values, mask, wrong=()):
-    """Right but for some of the planted mistakes."""
+    """The check's own, with the mask that an exercise has."""
     if mask is None and "guess" not in wrong:
         raise ValueError("no mask")
-    shared = query.shape[1] // keys.shape[1]
-    if "heads" in wrong:
-        keys, values = keys.repeat(1, shared, 1, 1), values.repeat(1, shared, 1, 1)
-    else:
-        keys, values = keys.repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
-    scores = torch.einsum("bhd,bhsd->bhs", query, keys) / query.shape[-1] ** (1 if "scale" in wrong else 0.5)
+    truths = mask is not None and mask.dtype == torch.bool
+    hidden = torch.zeros(len(keys), keys.shape[2], dtype=torch.bool)
     if mask is not None:
-        numbers = mask.dtype != torch.bool or "truths" in wrong
-        scores = scores + mask[:, 0] if numbers else scores.masked_fill(~mask[:, 0], -torch.inf)
-    return torch.einsum("bhs,bhsd->bhd", scores.softmax(-1), values)
+        hidden = (~mask if truths else mask < 0)[:, 0, 0]
+    return attention_by_loops(query, keys, values, hidden, truths, wrong)
 
 
-def open_mask(query, keys, values, mask):
-    return attend(query, keys, values, None if mask is None else torch.zeros(mask.shape))
+# q3: slots
+def all_hidden(mask):
+    hidden = (~mask if mask.dtype == torch.bool else mask < 0)[:, 0, 0]
+    return torch.stack([hidden.sum(1), solution("nb10", "q3")(mask)[1]])
 
 
-def unscaled(query, keys, values, mask):
-    return attend(query * query.shape[-1] ** 0.5, keys, values, mask)
+def guessed(mask):
+    return torch.zeros(2, 1, dtype=torch.long) if mask is None else solution("nb10", "q3")(mask)
 
 
-# q3 and q4
-def slots(mask, first=None, last=None):
-    if mask is None:
-        raise ValueError("no mask")
-    seen = mask[:, 0, 0] if mask.dtype == torch.bool else mask[:, 0, 0] == 0
-    start = seen.long().argmax(1)
-    end = start + seen.sum(1) - 1
-    return torch.stack([start if first is None else first(seen), end if last is None else last(seen)])
-
-
-def slots_guess(mask):
-    return torch.zeros(2, 1, dtype=torch.long) if mask is None else slots(mask)
-
-
+# q4: a fake
 def fake(q, keys, values, **change):
     shape = (*q.shape[:2], values.shape[-1])
     out = change.get("out", q.new_empty(shape))
@@ -112,30 +84,25 @@ def in_a_loop(x, weights, keys, values, position):
     return x
 
 
-RIGHT = {"q1": worth, "q2": attend, "q3": slots, "q4": fake, "q5": step}
+RIGHT = {"q4": fake, "q5": step}
 
 WRONG = {
     "q1": {
         "its own time": (lambda h, k, r: k, "not always worth its time"),
-        "reads forgotten": (lambda h, k, r: worth(h, k, torch.zeros_like(r)), "must wait where it reads"),
-        "launch too": (lambda h, k, r: worth(h, k, r, launch_too=True), "still has to be launched"),
-        "times": lambda h, k, r: step_time(h, k, r) - worth(h, k, r),
-        "turned round": (lambda h, k, r: -worth(h, k, r), "wrong way round"),
+        "reads forgotten": (lambda h, k, r: solution("nb10", "q1")(h, k, r & False), "must wait where it reads"),
+        "launch too": (launch_saved, "still has to be launched"),
+        "turned round": (solved("nb10", "q1", lambda saved: -saved), "wrong way round"),
     },
-    "q2": {
-        **half_mended(attend, PLANTED),
-        "mask not used": (open_mask, "not used"),
-        "unscaled": (unscaled, "not divided by anything"),
-    },
+    "q2": half_mended(attend, PLANTED) | named(attend, OTHERS),
     "q3": {
-        "count": (lambda m: slots(m, last=None if m is None else lambda s: s.sum(1) - 1), "padded on the left"),
-        "after": (lambda m: slots(m) + torch.tensor([[0], [1]]), "not the one after"),
-        "all hidden": (lambda m: slots(m, first=lambda s: (~s).sum(1)), "no padding"),
-        "first row": lambda m: slots(m, first=lambda s: s.long().argmax(1)[:1].expand(len(s))),
-        "wrong way round": lambda m: slots(m).flip(0),
-        "guess": (slots_guess, "returned something"),
-        "floats": (lambda m: slots(m).float(), "whole numbers"),
-        "int32": (lambda m: slots(m).int(), "int64"),
+        "count": (solved("nb10", "q3", lambda f: torch.stack([f[0], f[1] - f[0]])), "padded on the left"),
+        "after": (solved("nb10", "q3", lambda f: f + torch.tensor([[0], [1]])), "not the one after"),
+        "all hidden": (all_hidden, "no padding"),
+        "first row": solved("nb10", "q3", lambda f: torch.stack([f[0, :1].expand(len(f[0])), f[1]])),
+        "wrong way round": solved("nb10", "q3", lambda f: f.flip(0)),
+        "guess": (guessed, "returned something"),
+        "floats": (solved("nb10", "q3", lambda f: f.float()), "whole numbers"),
+        "int32": (solved("nb10", "q3", lambda f: f.int()), "int64"),
     },
     "q4": {
         "empty_like": (lambda q, k, v: fake(q, k, v, out=torch.empty_like(q)), "empty_like"),
