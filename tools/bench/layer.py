@@ -179,8 +179,8 @@ def weights(tokens: int, vocabulary: int, parameters: int, half, wide) -> Iterat
 
     table, size = half(vocabulary, HIDDEN), 2 * tokens * HIDDEN
     yield Case(
-        "embedding", (tokens, HIDDEN), 2 * size, lambda: (table, draw()), table_rows.embedding_reference,
-        three(table_rows.embedding_reference, table_rows.embedding),
+        "embedding", (tokens, HIDDEN), 2 * size, lambda: (table, draw()), Tensor.__getitem__,
+        three(Tensor.__getitem__, table_rows.embedding),
     )  # fmt: skip
 
     def add(token: Tensor, dy: Tensor, dtable: Tensor) -> Tensor:

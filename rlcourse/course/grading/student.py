@@ -20,7 +20,6 @@ from rlcourse.sandbox.wire import MAX_BYTES, Unreadable, decode, receive, send
 
 START_SECONDS = 120  # for the libraries to load
 CELL_SECONDS = 20  # for one statement of a cell; a whole cell may take twice that
-AGAIN_SECONDS = 2  # for one of a cell that took too long before, where the notebook runs again
 NOTEBOOK_SECONDS = 180  # for all cells and questions
 MAX_WORKERS = 12  # so many may be started for a notebook
 MAX_CHECKS = 10  # of one question in a run of the notebook
@@ -77,7 +76,6 @@ class Run:
         self.results: dict[str, Result] = {}
         self.verdicts: dict[tuple[str, int], bool] = {}  # of the question, how many times it was reached before
         self.deadly: dict[int, str] = {}
-        self.slow: set[int] = set()
         self.said: dict[int, list[str]] = {}
 
     def run(self) -> None:
@@ -122,11 +120,8 @@ class Run:
     def _run_cell(self, cell: Cell, reached: Counter) -> None:
         """Run a cell and keep what is to be said of it. Raises what `_follow` raises."""
         try:
-            seconds = AGAIN_SECONDS if cell.number in self.slow else CELL_SECONDS
-            said = self._follow(["cell", cell.number, cell.source, seconds], reached)
+            said = self._follow(["cell", cell.number, cell.source, CELL_SECONDS], reached)
             self.said[cell.number] = [str(line)[:MAX_MESSAGE] for line in said[:4]]
-            if any(line.startswith("took longer") for line in self.said[cell.number]):
-                self.slow.add(cell.number)
         except JudgedToDeath:  # a question is to blame, which is judged; the cell runs again
             raise
         except (TimeoutError, Died) as death:

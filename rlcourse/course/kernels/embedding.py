@@ -21,11 +21,6 @@ CHUNK = 32  # equal tokens that a thread adds up
 AHEAD = 8  # rows that are on their way to a thread
 
 
-def embedding_reference(table: Tensor, token: Tensor) -> Tensor:
-    """Rows [tokens, hidden] of table [vocabulary, hidden] for token int64 [tokens]."""
-    return table[token]
-
-
 @dataclass(frozen=True)
 class Embedding(PerPiece):
     """y [tokens, hidden]: each thread copies 16 bytes."""
@@ -175,8 +170,8 @@ def of_runs() -> tuple:
 
 @operation()
 def embedding(table: Tensor, token: Tensor) -> Tensor:
-    """`embedding_reference` in one launch; table bfloat16 or float16. Tokens must be within the table. Raises
-    KernelError."""
+    """Rows [tokens, hidden] of table [vocabulary, hidden], bfloat16 or float16, for token int64 [tokens], which must be
+    within the table. Raises KernelError."""
     y = table.new_empty(token.shape[0], table.shape[1])
     launch(Embedding(table.shape[1], type_name(table)), table, token, y)
     return y

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlcourse.course.kernels.column_sum import column_sum
 from rlcourse.course.kernels.common import LANES, VECTOR, check_width, load, store
-from rlcourse.course.kernels.rms_norm import RMSNorm
+from rlcourse.course.kernels.rms_norm import RMSNorm, rms_norm_reference
 from rlcourse.kernels.arguments import Argument, type_name
 from rlcourse.kernels.dsl import Float32, Int32, const_expr, cute, cutlass, range_constexpr
 from rlcourse.kernels.kernel import Kernel, operation, registers
@@ -30,9 +30,7 @@ def residual_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: fl
     """total = x + residual, rounded to its dtype, and y = total / sqrt(mean(total^2) + eps) * weight, rounded once, at
     the end; all [rows, hidden] but weight [hidden]."""
     total = (x.float() + residual.float()).to(x.dtype)
-    wide = total.float()
-    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
-    return total, y.to(x.dtype)
+    return total, rms_norm_reference(total, weight, eps)
 
 
 @dataclass(frozen=True)

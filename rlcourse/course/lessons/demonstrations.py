@@ -29,13 +29,6 @@ class Mix:
     longest: int = 6  # repetitions at most
     slip: float = 0.05  # a worked answer has a wrong calculation and goes on with its result
 
-    def __post_init__(self):
-        for name, value in vars(self).items():
-            if name != "longest" and not 0 <= value <= 1:
-                raise ValueError(f"{name} is a probability: it must be from 0 to 1, not {value}.")
-        if abs(self.worked + self.guess + self.prose - 1) > 1e-9:
-            raise ValueError("worked, guess and prose are the kinds of demonstration: they must add up to 1.")
-
 
 def demonstration(problem: GeneratedProblem, rng: random.Random, mix: Mix) -> str:
     """One demonstration of an answer to the problem, its kind and flaws drawn from rng."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
@@ -72,14 +72,9 @@ def by_length(pairs: Pairs) -> Pairs:
 
 def batch(pairs: Pairs, pad_id: int) -> tuple[Tensor, Tensor]:
     """Token ids and labels [rows, length], right-padded; only answers are labelled."""
-    length = max(len(prompt) + len(answer) for prompt, answer in pairs)
-    ids = torch.full((len(pairs), length), pad_id)
-    labels = torch.full((len(pairs), length), IGNORED)
-    for row, (prompt, answer) in enumerate(pairs):
-        end = len(prompt) + len(answer)
-        ids[row, :end] = torch.tensor(prompt + answer)
-        labels[row, len(prompt) : end] = torch.tensor(answer)
-    return ids, labels
+    ids = [torch.tensor(prompt + answer) for prompt, answer in pairs]
+    labels = [torch.tensor([IGNORED] * len(prompt) + answer) for prompt, answer in pairs]
+    return pad_sequence(ids, True, pad_id), pad_sequence(labels, True, IGNORED)
 
 
 def train_on(policy: Policy, pairs: Pairs) -> float:
@@ -88,8 +83,7 @@ def train_on(policy: Policy, pairs: Pairs) -> float:
     total = 0.0
     for start in range(0, len(pairs), MICRO_BATCH_ROWS):
         ids, labels = batch(pairs[start : start + MICRO_BATCH_ROWS], policy.pad_id)
-        logits = policy.model(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
-        loss = F.cross_entropy(logits, labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum") / tokens
+        loss = policy.model(input_ids=ids, labels=labels, use_cache=False, num_items_in_batch=tokens).loss
         loss.backward()
         total += loss.item()
     return total
