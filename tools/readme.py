@@ -6,7 +6,6 @@ A table stands between `<!-- record nvidia-h200 step: column, column -->`, `<!--
 `<!-- syllabus -->` or `<!-- speedrun -->` and `<!-- end -->`.
 """
 
-import importlib
 import json
 import re
 import statistics
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcourse.course import colab_url
+from rlcourse.course.checks import questions
 from rlcourse.course.contents import COURSE
 from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.course.lessons.gain import summary
@@ -195,9 +195,7 @@ def speedrun_markdown() -> str:
 
 def points(lesson: int) -> float:
     """What the exercises of a lesson are worth."""
-    module = importlib.import_module(f"rlcourse.course.checks.nb{lesson:02d}")
-    questions = module.QUESTIONS | getattr(module, "KERNELS", {})
-    return sum(case.points for question in questions.values() for case in question.cases)
+    return sum(case.points for question in questions(f"nb{lesson:02d}") for case in question.cases)
 
 
 def ran_markdown() -> str:

@@ -6,6 +6,7 @@ a usual one. A check never raises, so that Run All always completes, unless RLCO
 """
 
 import html
+import importlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -193,6 +194,13 @@ class Question:
         except (Exception, SystemExit) as error:
             return f"{type(error).__name__}: {error}{where(error)}"
         return None
+
+
+def questions(lesson: str) -> list[Question]:
+    """The questions of a module of checks, such as "nb02", in order."""
+    module = importlib.import_module(f"{__name__}.{lesson}")
+    found = {value.name: value for value in vars(module).values() if isinstance(value, Question)}
+    return sorted(found.values(), key=lambda question: int(question.name[1:]))
 
 
 NOT_IMPLEMENTED = "not implemented yet"

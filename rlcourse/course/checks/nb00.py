@@ -170,6 +170,3 @@ def _(f):
     before, after = grown(4)
     after[1], after[2] = before[1] / 2, before[2]
     check_credit(f, before, after)
-
-
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3}

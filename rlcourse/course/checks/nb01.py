@@ -287,6 +287,3 @@ def check_factor(f, weights: Tensor) -> None:
 
 
 q8.case("random weights")(lambda f: [check_factor(f, torch.rand(n, n) - 0.3) for n in (2, 3, 4)])
-
-
-QUESTIONS = {question.name: question for question in (q1, q2, q3, q4, q5, q6, q7, q8)}

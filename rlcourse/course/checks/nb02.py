@@ -187,6 +187,3 @@ def _(f):
 q3.case("-inf in the padding does no harm")(
     lambda f: check_bound(f, *sample_step(4, 5, -torch.inf, -torch.inf), 0.2, 3.0)
 )
-
-
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3}

@@ -279,6 +279,3 @@ def _(f):
 def _(f):
     compare(f(torch.randn(3), torch.ones(3), 3), torch.zeros(2, 3), what="the gradient")
     check_gradients(f, torch.randn(3), apart(3), 3)
-
-
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5}

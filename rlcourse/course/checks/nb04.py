@@ -214,6 +214,3 @@ def _(f):
     constant, q, limit = between(0.1, 1.1), between(0.05, 0.55), draw(3, 40)
     for cut in (constant, constant / 2):
         check_drift(f, torch.full((limit,), constant), cut, q)
-
-
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5}

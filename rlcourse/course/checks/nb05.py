@@ -272,5 +272,3 @@ q5.case("a run without a KL: the other three must do")(
         f, HEALTHY, "a run that learns", line(0.1, 0.8), line(0.1, 0.8), line(0.05, 0.0), torch.full((30,), math.nan)
     )
 )
-
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5}

@@ -258,5 +258,3 @@ q4.case("a deep random tree")(lambda f: check_own(f, tree(3, 0.0, 1000.0) + tree
 q4.case("times as in a trace: microseconds since the machine was started")(
     lambda f: check_own(f, tree(2, 0.0, 50.0), later=6_839_553_812.0)
 )
-
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4}

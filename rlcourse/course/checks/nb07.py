@@ -278,5 +278,3 @@ slots_case("a host that hides some rows", "no host")
 slots_case("rows that cost, and a price for each step", "steps", "no host")
 slots_case("the order in which they wait", "sorted")
 slots_case("one answer that is much longer than the others", "evenly", "batches")
-
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4}

@@ -265,7 +265,3 @@ def _(f):
     f = compiled_once(f)
     for order, rows in (("warp", 4), ("serial", 4), ("random", 4), ("random", 3), ("random", 3)):
         check_row_norm(f, rows, order=order, seed=draw(0, 10**6))
-
-
-QUESTIONS = {"q7": q7, "q8": q8}
-KERNELS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5, "q6": q6, "q9": q9, "q10": q10}

@@ -280,6 +280,3 @@ def _(f):
 
 
 q5.case("heads of 128")(lambda f: check_spans(f, [(2, 9)], 10, size=128))
-
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4}
-KERNELS = {"q5": q5}

@@ -260,5 +260,3 @@ def check_pieces(f, layers: int) -> None:
 
 
 q5.case("two layers, and more: one piece")(lambda f: [check_pieces(f, layers) for layers in (2, draw(3, 6))])
-
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5}

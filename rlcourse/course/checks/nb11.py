@@ -261,5 +261,3 @@ q4.case("other bits from some number of rows on")(lambda f: check_parting(f, "on
 q4.case("other bits in one call alone")(lambda f: check_parting(f, "once", "on", "never", "once"))
 q4.case("the sign of a zero")(lambda f: check_parting(f, "zero", "never", "zero"))
 q4.case("bf16")(lambda f: check_parting(f, "on", "never", "once", "zero", dtype=torch.bfloat16))
-
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4}

@@ -284,6 +284,3 @@ q7.case("what she tested: rows two by two, of 32, 64 or 96")(
 q7.case("rows of any length")(lambda f: check_dz(f, (2,), (draw(2, 31), 32 * draw(1, 2) + draw(1, 31))))
 q7.case("any number of rows")(lambda f: check_dz(f, (1, 2 * draw(1, 3) + 1)))
 q7.case("logits far above zero, and far below it")(lambda f: check_dz(f, offsets=(draw(120, 400), -draw(120, 400))))
-
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5, "q6": q6}
-KERNELS = {"q7": q7}

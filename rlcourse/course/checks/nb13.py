@@ -275,5 +275,3 @@ def _(f):
 
 
 q5.case("a rate of 1e-18")(lambda f: check_waiting(f, drawn(draw(3, 5), 1e-18, 2e-18), draw(4, 8), draw(2, 4)))
-
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5}

@@ -280,5 +280,3 @@ def check_by_hand(f, problem: int) -> None:
 
 for number in PROBLEMS:
     q4.case(f"problem {number}")(lambda f, number=number: check_by_hand(f, number))
-
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4}

@@ -267,5 +267,3 @@ q5.case("a slow trainer: the sampler runs ahead as far as it may")(
 q5.case("a slow sampler")(lambda f: check_ages(f, (draw(2, 4),), (6, 9), (4, 8)))
 q5.case("not ahead at all, then one batch")(lambda f: check_ages(f, (0, 1), (1, 5), (1, 5)))
 q5.case("times that vary, some of them long")(lambda f: check_ages(f, (draw(1, 2), draw(3, 5)), (1, 15), (1, 6)))
-
-QUESTIONS = {"q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5}

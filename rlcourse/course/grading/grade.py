@@ -5,7 +5,6 @@ what is not isolated: hostile code belongs in a container there.
 """
 
 import copy
-import importlib
 import os
 import random
 import time
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlcourse.course.calls import OutOfTime
-from rlcourse.course.checks import Question, Result
+from rlcourse.course.checks import Question, Result, questions
 from rlcourse.course.grading import isolation
 from rlcourse.course.grading.notebook import checks_module, read_notebook, student_cells
 from rlcourse.course.grading.student import Run
@@ -58,8 +57,8 @@ def grade(path: Path, hidden: Path | None = None, seed: int | None = None, memor
     notebook = read_notebook(path)
     name, cells = checks_module(notebook, path), student_cells(notebook)
     report = Report(printable(str(path)), name, new_seed() if seed is None else seed)
-    questions = load_questions(name, hidden)
-    kernels = [question for question in questions if question.caller.kernels]
+    asked = load_questions(name, hidden)
+    kernels = [question for question in asked if question.caller.kernels]
     way, why = isolation.way()
     setup = {"seed": report.seed, "module": name, "memory_bytes": int(memory_gb * 1e9), "kernels": bool(kernels)}
     setup["ungraded"] = []
@@ -68,12 +67,12 @@ def grade(path: Path, hidden: Path | None = None, seed: int | None = None, memor
     if kernels and (missing := no_kernels(way)):
         names = ", ".join(f"{question.name} {question.function}" for question in kernels)
         report.notes.append(f"Not graded: {names}: {missing}.")
-        questions = [question for question in questions if question not in kernels]
+        asked = [question for question in asked if question not in kernels]
         setup |= {"kernels": False, "ungraded": [question.name for question in kernels]}
-    setup["checks"] = [question.name for question in questions]
-    run = Run(cells, questions, way, setup)
+    setup["checks"] = [question.name for question in asked]
+    run = Run(cells, asked, way, setup)
     run.run()
-    report.results = [run.results[question.name] for question in questions]
+    report.results = [run.results[question.name] for question in asked]
     errors = [printable(error) for error in run.errors()]
     more = [f"and {len(errors) - MOST_ERRORS} more"] if len(errors) > MOST_ERRORS else []
     report.errors = [*errors[:MOST_ERRORS], *more]
@@ -117,16 +116,14 @@ def load_questions(name: str, hidden: Path | None) -> list[Question]:
 
     The module itself stays as it is. Raises FileNotFoundError without such a file, ValueError if it fails.
     """
-    module = importlib.import_module(f"rlcourse.course.checks.{name}")
-    questions = list((module.QUESTIONS | getattr(module, "KERNELS", {})).values())
-    questions.sort(key=lambda question: int(question.name[1:]))
-    public = [list(question.cases) for question in questions]
+    asked = questions(name)
+    public = [list(question.cases) for question in asked]
     try:
         if hidden is not None:
             add_hidden_cases(hidden / f"{name}.py")
-        return copy.deepcopy(questions)
+        return copy.deepcopy(asked)
     finally:
-        for question, cases in zip(questions, public, strict=True):
+        for question, cases in zip(asked, public, strict=True):
             question.cases[:] = cases
 
 

@@ -15,18 +15,17 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from rlcourse.course.checks import questions
 from tools.notebooks.build import ROOT
 
 MASTERS = {f"nb{path.name[:2]}": path for path in sorted((ROOT / "exercises" / "_src").glob("*.py"))}
-CHECKS = {lesson: importlib.import_module(f"rlcourse.course.checks.{lesson}") for lesson in MASTERS}
-QUESTIONS = [(lesson, question) for lesson, checks in CHECKS.items() for question in checks.QUESTIONS]
-KERNELS = {
-    (lesson, name): asked for lesson, checks in CHECKS.items() for name, asked in getattr(checks, "KERNELS", {}).items()
-}
+ASKED = {(lesson, question.name): question for lesson in MASTERS for question in questions(lesson)}
+KERNELS = {which: question for which, question in ASKED.items() if question.caller.kernels}
+QUESTIONS = [which for which in ASKED if which not in KERNELS]
 
 
 def asked(lesson: str, question: str):
-    return CHECKS[lesson].QUESTIONS[question]
+    return ASKED[lesson, question]
 
 
 def tables(lesson: str) -> ModuleType:

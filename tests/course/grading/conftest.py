@@ -7,17 +7,18 @@ import pytest
 
 import rlcourse.course.checks
 
-CHECKS = """
+ONE = """
 import torch
 from rlcourse.course.checks import Question, compare
 
 q1 = Question("q1", "double", hint="add it to itself", seconds=3)
-q2 = Question("q2", "square", hint="multiply it by itself", seconds=3)
-
 @q1.case("random numbers", points=2)
 def _(f):
     x = torch.randn(5)
     compare(f(x), 2 * x, {"You squared it.": x * x})
+"""
+CHECKS = f"""{ONE}
+q2 = Question("q2", "square", hint="multiply it by itself", seconds=3)
 
 @q2.case("random numbers")
 def _(f):
@@ -28,10 +29,7 @@ def _(f):
 def _(f):
     x = torch.randn(5)
     compare(f.gradient(x), 2 * x)
-
-QUESTIONS = {"q1": q1, "q2": q2}
 """
-ONE = CHECKS.replace(', "q2": q2', "")
 MANY = """
 import torch
 from rlcourse.course.checks import Question, compare
@@ -46,21 +44,20 @@ def ask(name):
 
     return question
 
-QUESTIONS = {name: ask(name) for name in (f"q{number}" for number in range(1, 100))}
+globals().update({f"q{number}": ask(f"q{number}") for number in range(1, 100)})
 """
 
 KERNELS = """
 from rlcourse.course.checks import Question
 from rlcourse.course.checks.kernels import Maker
-from rlcourse.course.checks.nb08 import KERNELS as LESSON
+from rlcourse.course.checks import nb08
 
 def ask(name):
     question = Question(name, "AddTen", hint="add ten", seconds=5, caller=Maker)
-    question.cases = list(LESSON["q1"].cases)
+    question.cases = list(nb08.q1.cases)
     return question
 
-QUESTIONS = {}
-KERNELS = {name: ask(name) for name in (f"q{number}" for number in range(1, 50))}
+globals().update({f"q{number}": ask(f"q{number}") for number in range(1, 50)})
 """
 
 

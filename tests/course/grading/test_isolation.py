@@ -1,7 +1,6 @@
 """What a notebook's process finds, and what the grader does where it cannot be isolated."""
 
 import ast
-import importlib
 import os
 import re
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from submissions import IMPORTS, write
 
+from rlcourse.course.checks import questions
 from rlcourse.course.grading import isolation, report
 from rlcourse.course.grading.grade import grade
 from rlcourse.course.grading.isolation import VISIBLE
@@ -36,8 +36,7 @@ def test_what_an_exercise_imports_is_there_while_grading(path):
 def test_nothing_that_is_there_while_grading_answers_a_question():
     asked = set()
     for path in EXERCISES:
-        module = importlib.import_module(f"rlcourse.course.checks.nb{path.name[:2]}")
-        asked |= {question.function for question in (module.QUESTIONS | getattr(module, "KERNELS", {})).values()}
+        asked |= {question.function for question in questions(f"nb{path.name[:2]}")}
     for name in VISIBLE:
         tree = ast.parse((PACKAGE / name).read_text())
         assert not asked & {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}, (

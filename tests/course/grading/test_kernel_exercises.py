@@ -12,7 +12,6 @@ from answers_nb08 import EDITS
 from submissions import IMPORTS, Loopback, catalogue, many, workers, write
 from thorough import thinned
 
-from rlcourse.course.checks import nb08
 from rlcourse.course.checks.kernels import Maker
 from rlcourse.course.grading import isolation, report, student
 from rlcourse.course.grading.grade import grade
@@ -121,7 +120,7 @@ SLOW = {
 @pytest.mark.thorough
 @pytest.mark.parametrize("slow", SLOW)
 def test_a_kernel_without_end_is_stopped_and_the_others_are_graded(slow, tmp_path, monkeypatch, temporary):
-    for question in nb08.KERNELS.values():
+    for question in KERNELS.values():
         monkeypatch.setattr(question, "seconds", 4)
     code, said = SLOW[slow]
     loop = edited("nb08", "q1")[0].replace("out[thread] = a[thread] + 10.0", code)
@@ -138,7 +137,7 @@ def test_a_kernel_that_changes_its_input_earns_nothing(tmp_path, monkeypatch):
     old = "total += value * value"
     text = source("nb08", "RowNorm").replace(old, f"{old}\n                    x[row, i * self.threads + thread] = 0.0")
     kernel = kernel_from(text, "RowNorm", tmp_path, monkeypatch)
-    messages = [case.message for case in nb08.KERNELS["q10"].run(Maker(kernel), seed=0).cases]
+    messages = [case.message for case in KERNELS["nb08", "q10"].run(Maker(kernel), seed=0).cases]
     assert messages == ["Your kernel writes to x: only y is to be written."] * len(messages)
 
 
@@ -148,7 +147,7 @@ PLACES = [(question, name) for question, edits in EDITS.items() for name in edit
 @compiles
 @pytest.mark.parametrize("question, name", thinned(PLACES, every=24))
 def test_card_and_grader_say_the_same_of_a_kernel(question, name, tmp_path, monkeypatch):
-    asked = nb08.KERNELS[question]
+    asked = KERNELS["nb08", question]
     kernel = kernel_from(edited("nb08", question, name)[0], asked.function, tmp_path, monkeypatch)
     kernels = Kernels()
     calls = {"trace": partial(kernels.trace, kernel), "blocks": kernels.blocks}
