@@ -32,6 +32,7 @@ from rlcourse.sandbox.wire import encode, receive, send
 
 CHECKS = "rlcourse.course.checks"
 TRAINING = "rlcourse.course.own"  # a reader's loop isn't trained here: its page has the answers
+NOT_HERE = TRAINING, "ptx_interpreter"  # the grader has the interpreter
 
 
 def main(wire: int, limits: dict[str, int]) -> None:
@@ -128,8 +129,7 @@ class Notebook:
         self.connection, self.setup, self.judging = connection, setup, False
         self.compiler = codeop.Compile()  # which remembers `from __future__ import ...`, as a notebook does
         self.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        self.left_out: set[str] = set()
-        self.untrained = {TRAINING}  # and names that come of it
+        self.left_out = set(NOT_HERE)  # on purpose, and the names that come of it
         self.kernels = Kernels()
         module = types.ModuleType("__main__")
         sys.modules["__main__"] = module
@@ -203,24 +203,13 @@ class Notebook:
         except OutOfTime:
             return f"took longer than {seconds:g} seconds: is there a loop that never ends?"
         except BaseException as error:
-            missing = (error.name or "") if isinstance(error, ImportError | NameError) else None
-            names = bound(statement)
-            if missing in self.untrained and not isinstance(statement, ast.FunctionDef):  # which may be an answer
-                self.untrained |= names
+            missing = (error.name or "") if isinstance(error, ImportError | NameError) else ""
+            no_kernels = bool(self.setup["ungraded"]) and missing.startswith("rlcourse.kernels")
+            if missing in self.left_out or no_kernels:
+                self.left_out |= bound(statement)
                 return ""
-            if missing is not None and self._is_left_out(missing):
-                self.left_out |= names
-                if names or error.name == "ptx_interpreter":  # no answer needs the interpreter
-                    return ""
-                return f"not run: `{error.name}` belongs to kernels, which do not run here"
             return f"{type(error).__name__}: {sentence(error)}"
         return ""
-
-    def _is_left_out(self, name: str) -> bool:
-        """Whether a name is not there on purpose: that of the interpreter, which is with the grader, of a kernel where
-        none is graded, or one that was to be made of these."""
-        no_kernels = bool(self.setup["ungraded"]) and name.startswith("rlcourse.kernels")
-        return name in self.left_out or name == "ptx_interpreter" or no_kernels
 
 
 def bound(statement: ast.stmt) -> set[str]:

@@ -36,8 +36,7 @@ def test_cells_that_run_the_interpreter_are_skipped(tmp_path):
     cells = ["import sys\nassert sys.modules['ptx_interpreter'] is None"]
     cells += ["from rlcourse.kernels.toolchain import simulate", "report = simulate(None)", "print(report)"]
     result = grade(write(tmp_path / "91_kernels.ipynb", [*cells, *PLACES["the check cell is gone"]]))
-    assert result.score == 2
-    assert result.errors == ["code cell 4: not run: `report` belongs to kernels, which do not run here"]
+    assert result.score == 2 and result.errors == []
 
 
 PLACES = {
