@@ -12,7 +12,6 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from rlcourse.course import colab_url
 from rlcourse.course.checks import questions
 from rlcourse.course.contents import COURSE
 from rlcourse.course.lessons.curve_records import load_curve
@@ -23,7 +22,7 @@ from rlcourse.paths import data_folder
 from tools import front
 from tools.gsm8k import VARIANTS
 from tools.lessons.curves import recorded_algorithms
-from tools.notebooks.headers import BADGE
+from tools.notebooks.headers import BADGE, colab_url
 
 ROOT = Path(__file__).resolve().parents[1]
 FILLED = ("README.md", "RECORDS.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))

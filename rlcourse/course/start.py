@@ -1,6 +1,6 @@
 """What every notebook of the course starts with: where it lives, which machine this is, which profile to run.
 
-Imports nothing heavy. The repository's address and the tag that notebooks install stand here and nowhere else.
+Imports nothing heavy. The repository's address is here and nowhere else.
 """
 
 import os
@@ -11,20 +11,6 @@ from rlcourse.measure.records import device_name
 from rlcourse.openmp import spare_busy_cores
 
 REPOSITORY = "rlcourse/rlcourse"  # on GitHub
-TAG = f"v{__version__}"
-
-# The first cell of every notebook. It changes nothing where the package is installed already.
-BOOTSTRAP = f"""\
-import importlib.util
-if importlib.util.find_spec("rlcourse") is None:  # on Colab: the course alone, nothing that Colab ships is replaced
-    %pip install --quiet --no-deps "rlcourse @ git+https://github.com/{REPOSITORY}@{TAG}"
-from rlcourse.course import start
-start("{__version__}")"""
-
-
-def colab_url(path: str) -> str:
-    """Where Colab opens a notebook of the repository."""
-    return f"https://colab.research.google.com/github/{REPOSITORY}/blob/{TAG}/{path}"
 
 
 def start(version: str) -> None:

@@ -7,11 +7,12 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
 from rlcourse import __version__, course
+from tools.notebooks.headers import BOOTSTRAP
 
 
 def bootstrap() -> str:
     """The bootstrap cell as the Python that IPython makes of it."""
-    return TransformerManager().transform_cell(course.BOOTSTRAP)
+    return TransformerManager().transform_cell(BOOTSTRAP)
 
 
 def test_the_bootstrap_cell_changes_nothing_where_the_package_is_installed(capsys):

@@ -23,11 +23,11 @@ import nbformat
 import torch
 
 from rlcourse.config import make_config
-from rlcourse.course import BOOTSTRAP, profile
+from rlcourse.course import profile
 from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.measure.records import load_record
 from tools.notebooks.execution import data_digests, execute
-from tools.notebooks.headers import header
+from tools.notebooks.headers import BOOTSTRAP, header
 from tools.notebooks.references import fill, outdated, references
 
 ROOT = Path(__file__).resolve().parents[2]

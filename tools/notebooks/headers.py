@@ -1,5 +1,5 @@
-"""The first cell of every notebook: its title, the badge that opens it in Colab, its difficulty, what it takes to read
-and to run.
+"""The first two cells of every notebook: title, the badge that opens it in Colab, difficulty, what it takes to read and
+to run; and the cell that installs the package.
 
 Run time and memory are those of the run that made the notebook's outputs; `tools.notebooks.build` measures them.
 """
@@ -9,11 +9,26 @@ import re
 
 from nbformat import NotebookNode
 
-from rlcourse.course import REPOSITORY, colab_url
+from rlcourse import __version__
+from rlcourse.course import REPOSITORY
 from rlcourse.course.contents import COURSE, Lesson
 
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
+TAG = f"v{__version__}"  # that notebooks install
 WORDS_A_MINUTE, LINES_A_MINUTE = 150, 12  # of technical prose, and of code that is not folded away
+
+# The second cell of every notebook. It changes nothing where the package is installed already.
+BOOTSTRAP = f"""\
+import importlib.util
+if importlib.util.find_spec("rlcourse") is None:  # on Colab: the course alone, nothing that Colab ships is replaced
+    %pip install --quiet --no-deps "rlcourse @ git+https://github.com/{REPOSITORY}@{TAG}"
+from rlcourse.course import start
+start("{__version__}")"""
+
+
+def colab_url(path: str) -> str:
+    """Where Colab opens a notebook of the repository."""
+    return f"https://colab.research.google.com/github/{REPOSITORY}/blob/{TAG}/{path}"
 
 
 def header(notebook: NotebookNode, run: dict) -> str:
