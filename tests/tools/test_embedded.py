@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlcourse.course.lessons.warm_start import Size, draw_programs, kernel_policy, train_on
+from rlcourse.course.lessons.warm_start import draw_programs, kernel_policy, train_on
 from rlcourse.policy import load_policy
 from rlcourse.tasks.kernels.problems import computations
 from tools.embedded import kernels, minigsm
 
-SMALL = Size(hidden_size=32, layers=1, heads=2, kv_heads=1)
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
 
 
 def test_the_minigsm_model_is_written_in_bfloat16_and_loads(tmp_path, monkeypatch):
@@ -30,11 +30,11 @@ def test_the_minigsm_model_is_written_in_bfloat16_and_loads(tmp_path, monkeypatc
 def test_the_kernel_recipe_learns_and_is_the_same_each_time():
     Stage = kernels.Stage
     sittings = ((Stage(60, 3e-3, 2, None),), (Stage(40, 3e-3, 3, kernels.Habits()),))
-    size = Size(hidden_size=32, layers=1)
+    size = {"hidden_size": 32, "num_hidden_layers": 1}
     recipe = kernels.Recipe(sittings, problems=60, size=size, rows=8)
     first, second = kernels.sft(recipe), kernels.sft(recipe)
     for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(a, b)
-    start = kernel_policy(size)
+    start = kernel_policy(**size)
     pairs = draw_programs(start, computations(40, "train", 0, (2, 3)), 32, random.Random(5))
     assert train_on(first, pairs) < train_on(start, pairs) - 1

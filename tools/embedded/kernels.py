@@ -10,10 +10,10 @@ mostly checked by the compiler, never by a clock. So the model knows what the wo
 import random
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rlcourse.course.lessons.warm_start import SHIPPED, Size, imitate, kernel_policy
+from rlcourse.course.lessons.warm_start import imitate, kernel_policy
 from rlcourse.policy import Policy
 from rlcourse.tasks.kernels.language import (
     INPUTS,
@@ -63,7 +63,7 @@ class Recipe:
     refused: float = 0.3  # share of them in which one launch does not hold all lines
     rows: int = 32  # demonstrations a step
     seed: int = 1
-    size: Size = SHIPPED
+    size: dict[str, int] = field(default_factory=dict)  # in place of `warm_start.SIZE`
 
 
 def demonstration(computation: Computation, rng: random.Random, habits: Habits | None) -> list[Statement]:
@@ -112,7 +112,7 @@ def run_stage(policy: Policy, stage: Stage, problems: Sequence[Computation], row
 def sft(recipe: Recipe) -> Policy:
     """The model of the recipe. Each sitting draws alike, and leaves the weights as a file in bfloat16 holds them."""
     problems = computations(recipe.problems, "train", recipe.seed, (2, 7), recipe.refused)
-    policy = kernel_policy(recipe.size, recipe.seed)
+    policy = kernel_policy(recipe.seed, **recipe.size)
     for stages in recipe.sittings:
         rng = random.Random(recipe.seed)
         for stage in stages:

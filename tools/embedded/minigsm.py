@@ -12,14 +12,14 @@ import argparse
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from rlcourse.course.lessons.demonstrations import ANSWER, CHECK, THINK, Mix, demonstration
-from rlcourse.course.lessons.warm_start import SHIPPED, Pairs, Size, as_pair, by_length, random_policy, train_on
+from rlcourse.course.lessons.warm_start import Pairs, as_pair, by_length, random_policy, train_on
 from rlcourse.files import try_empty_folder, try_folder
 from rlcourse.policy import Policy
 from rlcourse.tasks.minigsm import GeneratedProblem, sample
@@ -61,7 +61,7 @@ class Recipe:
     rows: int = 128  # demonstrations a step
     seed: int = 1
     vocab_size: int = 576
-    size: Size = SHIPPED
+    size: dict[str, int] = field(default_factory=dict)  # in place of `warm_start.SIZE`
 
     @property
     def stages(self) -> list[Stage]:
@@ -87,9 +87,8 @@ def minigsm_texts(n: int = 20_000, seed: int = 7) -> Iterator[str]:
 
 def new_policy(recipe: Recipe) -> Policy:
     """A Qwen2 model with random weights, and a tokenizer trained on the task's texts."""
-    return random_policy(
-        train_tokenizer(minigsm_texts(), recipe.vocab_size), recipe.size, recipe.seed, max_position_embeddings=512
-    )
+    tokenizer = train_tokenizer(minigsm_texts(), recipe.vocab_size)
+    return random_policy(tokenizer, recipe.seed, max_position_embeddings=512, **recipe.size)
 
 
 def demonstrations(policy: Policy, rows: int, rng: random.Random, mix_of: Callable[[GeneratedProblem], Mix]) -> Pairs:

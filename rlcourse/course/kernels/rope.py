@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlcourse.course.kernels.common import VECTOR
-from rlcourse.kernels import KernelError
+from rlcourse.course.kernels.common import VECTOR, check_width
 from rlcourse.kernels.arguments import Argument, type_name
 from rlcourse.kernels.dsl import Float32, const_expr, cute
 from rlcourse.kernels.kernel import Kernel, operation
@@ -42,8 +41,7 @@ class Rope(Kernel):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.head % (2 * VECTOR):
-            raise KernelError(f"Rope cannot cut heads of {self.head}: it takes multiples of {2 * VECTOR}.")
+        check_width(self, self.head, 2 * VECTOR)
 
     @property
     def pieces(self) -> int:

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,39 +19,22 @@ Pairs = list[tuple[list[int], list[int]]]  # token ids of prompts and of their a
 MICRO_BATCH_ROWS = 32
 IGNORED = -100  # label of positions that aren't learned: the question and padding
 
-
-@dataclass(frozen=True)
-class Size:
-    """The size of a Qwen2 model."""
-
-    hidden_size: int = 128
-    layers: int = 4
-    heads: int = 4
-    kv_heads: int = 2
-    intermediate_size: int = 384
+# The size of the models that ship, as `Qwen2Config` calls it.
+SIZE = {
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 384,
+}
 
 
-SHIPPED = Size()
-
-
-def random_policy(tokenizer: PreTrainedTokenizerBase, size: Size, seed: int, **others: Any) -> Policy:
-    """A Qwen2 model with random weights for this tokenizer. others: more fields of `Qwen2Config`."""
+def random_policy(tokenizer: PreTrainedTokenizerBase, seed: int, **config: Any) -> Policy:
+    """A Qwen2 model with random weights for this tokenizer. config: fields of `Qwen2Config`, beside or in place of
+    those of `SIZE`."""
     torch.manual_seed(seed)
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=size.hidden_size,
-            num_hidden_layers=size.layers,
-            num_attention_heads=size.heads,
-            num_key_value_heads=size.kv_heads,
-            intermediate_size=size.intermediate_size,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            **others,
-        )
-    )
+    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer), tie_word_embeddings=True, **SIZE | ends | config))
     # <|endoftext|> ends an answer too, should the model ever sample it.
     eos_ids = [tokenizer.eos_token_id, tokenizer.pad_token_id]
     model.generation_config = GenerationConfig(eos_token_id=eos_ids, pad_token_id=tokenizer.pad_token_id)
@@ -89,11 +71,11 @@ def train_on(policy: Policy, pairs: Pairs) -> float:
     return total
 
 
-def kernel_policy(size: Size = SHIPPED, seed: int = 1) -> Policy:
-    """A Qwen2 model with random weights, and the tokenizer of the kernel language."""
+def kernel_policy(seed: int = 1, **config: Any) -> Policy:
+    """A Qwen2 model with random weights, and the tokenizer of the kernel language. config: as in `random_policy`."""
     # Positions are below 128: with a theta of 10,000 the model learns to copy much later.
     rope = {"rope_type": "default", "rope_theta": 100.0}
-    return random_policy(kernel_tokenizer(), size, seed, max_position_embeddings=256, rope_parameters=rope)
+    return random_policy(kernel_tokenizer(), seed, max_position_embeddings=256, rope_parameters=rope, **config)
 
 
 def draw_programs(

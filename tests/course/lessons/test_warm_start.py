@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlcourse.course.lessons import warm_start
-from rlcourse.course.lessons.warm_start import Size, batch, draw_programs, imitate, kernel_policy, train_on
+from rlcourse.course.lessons.warm_start import batch, draw_programs, imitate, kernel_policy, train_on
 from rlcourse.tasks.kernels.problems import computations
 
 PROBLEMS = computations(40, "train", 11, (2, 6), 0.3)
@@ -14,7 +14,7 @@ PROBLEMS = computations(40, "train", 11, (2, 6), 0.3)
 
 @pytest.fixture
 def policy():
-    return kernel_policy(Size(hidden_size=32, layers=1))
+    return kernel_policy(hidden_size=32, num_hidden_layers=1)
 
 
 def test_labels_cover_exactly_the_answer_and_its_end(policy):
