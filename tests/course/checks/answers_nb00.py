@@ -27,9 +27,9 @@ def share(right):
     return right.double().mean(1)
 
 
-def exact(right, k):
-    n = right.shape[1]
-    return [1 - math.comb(n - c, k) / math.comb(n, k) for c in right.sum(1).tolist()]
+def floating(n, k):
+    """How many ways there are to choose k of n, in an order, of floats that overflow."""
+    return math.gamma(n + 1) / math.gamma(n - k + 1) if n >= k else 0.0
 
 
 def in_order(before, after):
@@ -70,19 +70,11 @@ WRONG = {
         "shortcut": (lambda right, k: (1 - (1 - share(right)) ** k).mean(), "biased shortcut"),
         "first k": (lambda right, k: right[:, :k].any(1).double().mean(), "first k samples alone"),
         "pass@1": (lambda right, k: share(right).mean(), "That is pass@1"),
-        "all wrong": (lambda right, k: 1 - sum(exact(right, k)) / len(right), "take it from 1"),
-        "sum": (lambda right, k: sum(exact(right, k)), "take their mean"),
-        "one a problem": lambda right, k: torch.tensor(exact(right, k)),
+        "all wrong": (solved("nb00", "q2", lambda share: 1 - share), "take it from 1"),
+        "sum": (lambda right, k: solution("nb00", "q2")(right, k) * len(right), "take their mean"),
+        "one a problem": lambda right, k: torch.tensor([float(solution("nb00", "q2")(row[None], k)) for row in right]),
         "float factorials": lambda right, k: (
-            sum(
-                1
-                - math.exp(math.lgamma(n - c + 1) - math.lgamma(n - c - k + 1))
-                / (math.gamma(n + 1) / math.gamma(n - k + 1))
-                if n - c >= k
-                else 1.0
-                for n, c in [(right.shape[1], int(row.sum())) for row in right]
-            )
-            / len(right)
+            1 - sum(floating(right.shape[1] - c, k) / floating(right.shape[1], k) for c in right.sum(1)) / len(right)
         ),
     },
 }

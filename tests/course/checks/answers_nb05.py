@@ -94,13 +94,6 @@ def diagnose_with(still=1e-4, order=("still", "collapsed", "cut off", "hacked"),
     return diagnose
 
 
-def diagnose_some_kl(reward, accuracy, truncated, kl):
-    """Has no largest KL where none was measured."""
-    if kl[~kl.isnan()].max() < 1e-4:
-        return STILL
-    return diagnose_with(order=("collapsed", "cut off", "hacked"))(reward, accuracy, truncated, kl)
-
-
 RIGHT = {"q1": real_reward, "q4": engine_with(), "q5": diagnose_with()}
 
 WRONG = {
@@ -139,7 +132,6 @@ WRONG = {
         "hacked first": (diagnose_with(order=("hacked", "still", "collapsed", "cut off")), "is STILL, not HACKED"),
         "last step only": (diagnose_with(window=1), "is HEALTHY, not"),
         "nan not ignored": (diagnose_with(ignore_nan=False), "largest KL"),
-        "largest of no kl": diagnose_some_kl,
         "reward above accuracy": (diagnose_with(trend=False), "is HEALTHY, not HACKED"),
         "kl threshold too high": (diagnose_with(still=10.0), "not STILL"),
         "a name": (lambda *_: "healthy", "return one of the five numbers"),

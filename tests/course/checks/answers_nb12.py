@@ -61,10 +61,6 @@ def steps_to_move(weights, step, rule=""):
         number = weight.double().abs().item() / 2.0 ** (exponent.item() - 8)
         stays = {"ties move": False, "ties stay": True}.get(rule, number % 2 == 0)
         way = {"whole": gap, "float16": gap / 16}.get(rule, gap / 2)
-        if rule == "rounded each step":
-            moves = float((weight.float() + step).bfloat16()) != float(weight)
-            found.append(1 if moves else -1)
-            continue
         found.append(way // abs(step) + 1 if stays else -(-way // abs(step)))
     return torch.tensor(found).long()
 
@@ -105,7 +101,6 @@ WRONG = {
             "ties stay": "an odd number gives way",
             "one side": "mind the direction",
             "float16": "",
-            "rounded each step": "",
         },
     ),
     "q6": ruled(norm_gradients, NORMS, "mistake"),
