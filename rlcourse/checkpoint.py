@@ -14,10 +14,10 @@ import torch
 
 from rlcourse.dist import local_tensor
 from rlcourse.files import digest_of, new_folder, reason, try_folder
-from rlcourse.lora import ALL_LINEAR, ALPHA, add_adapter, has_adapter, load_adapter, save_adapter
+from rlcourse.lora import ALL_LINEAR, ALPHA, add_adapter, has_adapter
+from rlcourse.model_files import PROBES
 from rlcourse.policy import Policy, digest, load_policy
 from rlcourse.runs import RunFolder
-from rlcourse.trial import PROBES
 
 FULL = 1_000_000  # bytes: with less, a disk is full
 KEPT = 2  # checkpoints that stay; older ones are deleted
@@ -118,8 +118,12 @@ def save_checkpoint(run_folder: Path, step: int, policy: Policy, state: dict[str
         return final
     try:
         with new_folder(final) as aside:
-            save = save_adapter if has_adapter(policy.model) else type(policy.model).save_pretrained
-            save(policy.model, aside)
+            if has_adapter(policy.model):
+                from rlcourse.adapters import save_adapter
+
+                save_adapter(policy.model, aside)
+            else:
+                policy.model.save_pretrained(aside)
             policy.tokenizer.save_pretrained(aside)
             torch.save(state, aside / "trainer.pt")
     except Exception as error:  # of safetensors and torch, which say nothing of a full disk
@@ -187,6 +191,8 @@ def policy_of_run(config: Any, device: torch.device, checkpoint: Path | None = N
     if checkpoint is None:
         add_adapter(policy.model, config.model, config.lora_rank, ALPHA, ALL_LINEAR)
         return policy
+    from rlcourse.adapters import load_adapter
+
     try:
         load_adapter(policy.model, checkpoint)
         policy.loaded = digest(policy.model)

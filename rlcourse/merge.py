@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rlcourse.checkpoint import latest_checkpoint
 from rlcourse.files import new_folder, try_folder
-from rlcourse.lora import is_adapter
+from rlcourse.model_files import is_adapter
 from rlcourse.policy import Policy, load_policy
 
 

@@ -11,11 +11,23 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from rlcourse.chat import write_chats
 from rlcourse.files import read_bytes, read_json
-from rlcourse.hub import hub_or_cache
-from rlcourse.trial import reads_like
 
 COPY_AGAIN = "copy the model's files again"  # the remedy for broken ones
 WIDTHS = ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads")
+ORDINARY = "Tom has 12 apples and buys 7 more. How many apples does he have?"
+PROBES = (  # texts that tokenizers split in different ways
+    ORDINARY,
+    "1 12 120 1204 12045 120456 1204567 3.14 1,000 $5 50% x=7*8+(9-2)/3 \n\n#### 42",
+    "It's WE'LL don't  two   spaces\ttab\r\n\n  indented:\n\tdef f(x): return x**2 - {'a': [1]} # _a_b__c",
+    " leading, trailing  \n",
+    "Caf\u00e9 Cafe\u0301 \ufb01n \u00bd \uff11\uff12 na\u00efve \u00dcBER \u4f60\u597d\u4e16\u754c",
+    "\u0440\u0438 \U0001f600\u200d \u0663\u0664 a\u00a0b",
+)
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether the folder holds an adapter and no model."""
+    return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
 
 
 def check_model_files(folder: Path) -> None:
@@ -73,6 +85,19 @@ def load_tokenizer(path: str, folder: Path | None) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def reads_like(tokenizer: PreTrainedTokenizerBase, plain: Tokenizer) -> bool:
+    """Whether a tokenizer has the tokens of the plain one, that of its file, and reads and writes texts like it."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return True  # it is in Python, and needs no such file
+    texts = [*PROBES, " x ".join(token.content for token in plain.get_added_tokens_decoder().values())]
+    ids, expected = (
+        [found.ids for found in of.encode_batch(texts, add_special_tokens=False)] for of in (backend, plain)
+    )
+    written = [of.decode_batch(expected, skip_special_tokens=False) for of in (backend, plain)]
+    return ids == expected and written[0] == written[1] and plain.get_vocab().items() <= backend.get_vocab().items()
+
+
 def check_template(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
     """Raise ValueError for a chat template that cannot ask a question."""
     try:
@@ -84,9 +109,13 @@ def check_template(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
 
 def loaded(kind: type, path: str, folder: Path | None, **options) -> Any:
     """`kind.from_pretrained` of a folder or hub name, with one sentence for whatever goes wrong."""
-    what = "tokenizer" if kind is AutoTokenizer else "model"
+    what, within = "tokenizer" if kind is AutoTokenizer else "model", nullcontext()
+    if folder is None:
+        from rlcourse.hub import hub_or_cache
+
+        within = hub_or_cache()
     try:
-        with hub_or_cache() if folder is None else nullcontext():
+        with within:
             return kind.from_pretrained(path, trust_remote_code=False, **options)
     except (torch.OutOfMemoryError, MemoryError):
         raise

@@ -22,11 +22,19 @@ from rlcourse.chat import ends_of, template_end, write_chats
 from rlcourse.dist import is_sharded
 from rlcourse.files import read_bytes
 from rlcourse.head import trunk_of
-from rlcourse.lora import base_of, is_adapter, load_merged, merge
-from rlcourse.model_files import COPY_AGAIN, check_model_files, check_template, first_line, load_tokenizer, loaded
-from rlcourse.paths import model_folder
+from rlcourse.lora import merge
+from rlcourse.model_files import (
+    COPY_AGAIN,
+    ORDINARY,
+    check_model_files,
+    check_template,
+    first_line,
+    is_adapter,
+    load_tokenizer,
+    loaded,
+)
+from rlcourse.paths import EMBEDDED_MODELS, model_folder
 from rlcourse.settings import MANY
-from rlcourse.trial import ORDINARY, try_model
 
 LOOKED_AT = 64  # numbers of a weight: training changes nearly all of them
 
@@ -102,6 +110,8 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
     """
     folder = model_folder(name)
     if folder is not None and is_adapter(folder):
+        from rlcourse.adapters import base_of, load_merged  # peft takes a second to import
+
         policy = load_policy(base_of(folder), device)
         load_merged(policy.model, folder)
         return replace(with_words_of(folder, policy), loaded=digest(policy.model))
@@ -115,17 +125,20 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
     tokenizer = load_tokenizer(path, folder)
     for kind in ("missing", "unexpected", "mismatched"):  # of which transformers only warns
         for key in found[f"{kind}_keys"]:
-            name = key if isinstance(key, str) else key[0]
-            raise ValueError(f"The weights in {path} do not fit its config.json ({kind}: {name}): {COPY_AGAIN}.")
+            weight = key if isinstance(key, str) else key[0]
+            raise ValueError(f"The weights in {path} do not fit its config.json ({kind}: {weight}): {COPY_AGAIN}.")
     if not all(parameter.isfinite().all() for parameter in model.parameters()):
         raise ValueError(f"The weights in {path} are not finite: use an earlier checkpoint or another model.")
     if hasattr(model, "peft_config"):  # of a name on the hub
         raise ValueError(f"{path} is an adapter: `hf download {path} --local-dir FOLDER`, then name that folder.")
     policy = policy_of(model.to(device).eval(), tokenizer, model.generation_config.eos_token_id, path)
-    try:
-        try_model(policy.model, tokenizer(ORDINARY, add_special_tokens=False)["input_ids"], policy.pad_id)
-    except Exception as error:
-        raise ValueError(f"The model in {path} cannot be used ({first_line(error)}): use another one.") from error
+    if name not in EMBEDDED_MODELS:
+        from rlcourse.trial import try_model  # of strangers' models alone
+
+        try:
+            try_model(policy.model, tokenizer(ORDINARY, add_special_tokens=False)["input_ids"], policy.pad_id)
+        except Exception as error:
+            raise ValueError(f"The model in {path} cannot be used ({first_line(error)}): use another one.") from error
     return replace(policy, loaded=digest(policy.model))
 
 

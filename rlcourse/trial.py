@@ -10,23 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from rlcourse.head import OWN_LOGITS, logprobs_and_states, trunk_of
 from rlcourse.sampling import Sampling
 
-ORDINARY = "Tom has 12 apples and buys 7 more. How many apples does he have?"
-PROBES = (  # texts that tokenizers split in different ways
-    ORDINARY,
-    "1 12 120 1204 12045 120456 1204567 3.14 1,000 $5 50% x=7*8+(9-2)/3 \n\n#### 42",
-    "It's WE'LL don't  two   spaces\ttab\r\n\n  indented:\n\tdef f(x): return x**2 - {'a': [1]} # _a_b__c",
-    " leading, trailing  \n",
-    "Caf\u00e9 Cafe\u0301 \ufb01n \u00bd \uff11\uff12 na\u00efve \u00dcBER \u4f60\u597d\u4e16\u754c",
-    "\u0440\u0438 \U0001f600\u200d \u0663\u0664 a\u00a0b",
-)
 TOKENS = 8
 LOUD = 100.0  # the largest logit of a trial: a soft-cap at 30 would not show in an untrained model's
 TOLERANCE = 2e-3  # nats, of log-probs as large as LOUD: a 50th of it is what float32 rounds in 24 layers
@@ -105,19 +95,6 @@ def sampled(model: PreTrainedModel, tokens: Tensor, pad_id: int) -> Tensor:
     options["eos_token_id"] = model.get_input_embeddings().num_embeddings  # no token, as `last` may be an end
     found = model.generate(input_ids=ids, attention_mask=mask, pad_token_id=pad_id, **options)
     return found.logits[1][0].float().log_softmax(-1)
-
-
-def reads_like(tokenizer: PreTrainedTokenizerBase, plain: Tokenizer) -> bool:
-    """Whether a tokenizer has the tokens of the plain one, that of its file, and reads and writes texts like it."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return True  # it is in Python, and needs no such file
-    texts = [*PROBES, " x ".join(token.content for token in plain.get_added_tokens_decoder().values())]
-    ids, expected = (
-        [found.ids for found in of.encode_batch(texts, add_special_tokens=False)] for of in (backend, plain)
-    )
-    written = [of.decode_batch(expected, skip_special_tokens=False) for of in (backend, plain)]
-    return ids == expected and written[0] == written[1] and plain.get_vocab().items() <= backend.get_vocab().items()
 
 
 def silence(model: nn.Module) -> None:

@@ -13,12 +13,14 @@ from transformers import AutoModelForCausalLM
 
 from rlcourse import learner as learner_module
 from rlcourse import lora as module
+from rlcourse.adapters import base_of, load_adapter, save_adapter
 from rlcourse.config import make_config
 from rlcourse.exact.weights import FusedWeights
 from rlcourse.learner import Learner
-from rlcourse.lora import add_adapter, base_of, is_adapter, load_adapter, merge, save_adapter, without_adapter
+from rlcourse.lora import add_adapter, merge, without_adapter
 from rlcourse.measure.shapes import ModelShape, adapter_parameters, model_shape
 from rlcourse.memory import estimate
+from rlcourse.model_files import is_adapter
 from rlcourse.policy import load_policy, low_precision_copy
 from rlcourse.rollout.hf import HFEngine
 from rlcourse.rollout.torch_engine import TorchEngine

@@ -96,7 +96,16 @@ API = {
         "distributed.world",
         "distributed.sharded",
     ],
-    "Fine-tuning and LoRA": ["sft", "sft.config", "sft.data", "sft.packing", "sft.traces", "sft.trainer", "lora"],
+    "Fine-tuning and LoRA": [
+        "sft",
+        "sft.config",
+        "sft.data",
+        "sft.packing",
+        "sft.traces",
+        "sft.trainer",
+        "lora",
+        "adapters",
+    ],
     "Kernels": ["kernels", "kernels.kernel", "kernels.toolchain", "kernels.decode_attention", "kernels.decode_ops"],
     "Kernels of a layer": [
         "course.kernels.rms_norm",

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from rlcourse.files import read_json
-from rlcourse.hub import hub_or_cache
-from rlcourse.lora import base_of, is_adapter
+from rlcourse.model_files import is_adapter
 from rlcourse.paths import EMBEDDED_MODELS, model_folder
 
 
@@ -73,6 +72,8 @@ def model_shape(name: str) -> ModelShape:
         return known
     folder = model_folder(name)
     if folder is not None and is_adapter(folder):
+        from rlcourse.adapters import base_of
+
         return model_shape(base_of(folder))
     if folder is not None and (name in EMBEDDED_MODELS or folder.is_dir()):
         file = folder / "config.json"
@@ -80,6 +81,8 @@ def model_shape(name: str) -> ModelShape:
             raise FileNotFoundError(f"There is no model in {folder}: it has no config.json.")
         return ModelShape.from_config(SimpleNamespace(**read_json(file, "copy the model's folder again")))
     from transformers import AutoConfig
+
+    from rlcourse.hub import hub_or_cache
 
     try:
         with hub_or_cache():
