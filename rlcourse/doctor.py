@@ -147,7 +147,7 @@ def preset_facts(facts: dict[str, Any]) -> list[dict[str, Any]]:
                 share = replace(share_of(config, ranks), shard=shard)
                 shape, exact = shapes.model_shape(config.model), memory.has_exact_pass(share, device)
                 estimate = memory.estimate(share, shape, device, ranks, exact)
-                needs, fits = estimate.peak, None if has is None else estimate.fits(has)
+                needs, fits = estimate.peak, None if has is None else estimate.peak <= has
             except (FileNotFoundError, ValueError):  # the embedded model is missing or broken
                 needs, fits = None, None
             row = {"preset": preset, "device": device, "ranks": ranks, "shard": shard}

@@ -5,66 +5,33 @@ allocator wastes. Measured peaks on an H200 are within 15%: `tests/test_memory.p
 measures a few steps instead, where they can run.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
 from rlcourse.config import TrainConfig
 from rlcourse.evaluation import BATCH_ROWS
-from rlcourse.exact.weights import FAMILIES, may_be_exact
-from rlcourse.measure import machine
-from rlcourse.measure.machine import format_bytes
+from rlcourse.exact.weights import may_be_exact
 from rlcourse.measure.shapes import ModelShape, adapter_parameters, parameters
 from rlcourse.rollout.scheduler import MAX_SLOTS, PREFILL_TOKENS
 from rlcourse.settings import model_and_address
 
 LIBRARIES = 600_000_000  # bytes of Python, torch, transformers and datasets, or of a CUDA context
 HEADROOM = 1.1  # what the allocator takes for what is counted
-FAR_TOO_MUCH = 2  # times the memory of the machine: as much is needed only where every row is at its longest
 LOGIT_COPIES = 3  # float32 copies of a chunk's logits at the peak of its backward pass: logits, softmax, gradient
 
 
-@dataclass(frozen=True)
-class MemoryEstimate:
-    """Bytes of each part of a run. `sampling` and the cache are gone in the update where the engine gives them back;
-    gradients, activations and logits are there in the update alone."""
+class MemoryEstimate(NamedTuple):
+    """Bytes in memory while completions are sampled, and in the backward pass."""
 
-    weights: int
-    optimizer: int
-    reference: int
-    rollout_weights: int
-    kv_cache: int
-    sampling: int
-    gradients: int
-    autocast: int
-    activations: int
-    logits: int
-    cache_stays: bool  # in the update
-
-    @property
-    def rollout(self) -> int:
-        """All that is in memory while completions are sampled."""
-        return self._always + self.kv_cache + self.sampling
-
-    @property
-    def update(self) -> int:
-        """All that is in memory in the backward pass."""
-        cache = self.kv_cache if self.cache_stays else 0
-        return self._always + cache + self.gradients + self.autocast + self.activations + self.logits
-
-    @property
-    def _always(self) -> int:
-        return LIBRARIES + self.weights + self.optimizer + self.reference + self.rollout_weights
+    rollout: int
+    update: int
 
     @property
     def peak(self) -> int:
         """The most that the run needs: the larger phase, with `HEADROOM`."""
-        return round(HEADROOM * max(self.rollout, self.update))
-
-    def fits(self, memory_bytes: int) -> bool:
-        """Whether a device with this much memory can do it."""
-        return self.peak <= memory_bytes
+        return round(HEADROOM * max(self))
 
 
 def estimate(
@@ -95,40 +62,16 @@ def estimate(
         autocast = 2 * (b + 2) * (n - (shape.layers - 2) * layer)
     engine, server = model_and_address(config.engine)
     own = engine in ("fast", "vllm") and not server
+    weights, optimizer = 4 * (n + adapter) // shards, 8 * learned // shards
+    reference = 4 * n // shards if config.needs_reference and not config.lora_rank else 0  # an adapter has its base
+    copied = not server and (own or b == 2 or config.shard)  # the engine's own weights
+    always = LIBRARIES + weights + optimizer + reference + (b * n if copied else 0)
+    cache = 0 if server else cache_bytes(config, shape, engine, device)
+    cache_stays = not config.sleep and (engine == "hf-static" or (own and device == "cuda"))
     return MemoryEstimate(
-        weights=4 * (n + adapter) // shards,
-        optimizer=8 * learned // shards,
-        reference=4 * n // shards if config.needs_reference and not config.lora_rank else 0,  # an adapter has its base
-        rollout_weights=b * n if not server and (own or b == 2 or config.shard) else 0,
-        kv_cache=0 if server else cache_bytes(config, shape, engine, device),
-        sampling=0 if server else sampling_bytes(config, shape, own, b),
-        gradients=gradients,
-        autocast=autocast,
-        activations=activations,
-        logits=logits,
-        cache_stays=not config.sleep and (engine == "hf-static" or (own and device == "cuda")),
+        rollout=always + cache + (0 if server else sampling_bytes(config, shape, own, b)),
+        update=always + (cache if cache_stays else 0) + gradients + autocast + activations + logits,
     )
-
-
-def check_memory(config: TrainConfig, model_config: Any, device: torch.device, ranks: int = 1) -> None:
-    """Raise ValueError for a run that needs far more memory than the device has: it would be killed without a word.
-
-    model_config: that of transformers; what is not like Qwen2 passes. ranks: see `estimate`.
-    """
-    try:
-        shape = ModelShape.from_config(model_config)
-    except ValueError:
-        return
-    longest = min(config.max_prompt_tokens, model_config.max_position_embeddings)
-    exact = has_exact_pass(config, device.type) and model_config.model_type in FAMILIES
-    needs = estimate(replace(config, max_prompt_tokens=longest), shape, device.type, ranks, exact).peak
-    on_gpu = device.type == "cuda"
-    has = torch.cuda.get_device_properties(device).total_memory if on_gpu else machine.memory_bytes()
-    if has is not None and needs > FAR_TOO_MUCH * has:
-        raise ValueError(
-            f"This run needs up to {format_bytes(needs)} of memory, and there are {format_bytes(has)}: lower "
-            "--num-prompts, --num-generations, --max-new-tokens, --max-prompt-tokens or --micro-batch-tokens."
-        )
 
 
 def cache_bytes(config: TrainConfig, shape: ModelShape, engine: str, device: str) -> int:

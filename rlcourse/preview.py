@@ -133,21 +133,15 @@ def print_config(config: TrainConfig) -> None:
 
 
 def print_memory(config: TrainConfig) -> None:
-    """The memory estimate, by part and by phase."""
+    """The memory estimate, by phase."""
     check_launch(config)
     device, ranks = wanted_device(config), launched()[1]
     shape = shapes.model_shape(config.model)
     estimate = memory.estimate(share_of(config, ranks), shape, device, ranks, memory.has_exact_pass(config, device))
     each = f", each of {ranks} processes" if ranks > 1 else ""
-    title = f"Memory estimate on {device}{each}: {shapes.parameters(shape):,} parameters"
-    table = Table("part", "memory", title=title)
-    table.columns[1].justify = "right"
-    for name, count in vars(estimate).items():
-        if count and name != "cache_stays":
-            table.add_row(name.replace("_", " "), format_bytes(count))
-    table.add_row("libraries", format_bytes(memory.LIBRARIES), end_section=True)
-    table.add_row("rollout phase", format_bytes(estimate.rollout))
-    table.add_row("update phase", format_bytes(estimate.update))
+    table = Table("phase", "memory", title=f"Memory on {device}{each}: {shapes.parameters(shape):,} parameters")
+    for phase in ("rollout", "update"):
+        table.add_row(phase, format_bytes(getattr(estimate, phase)))
     table.add_row("at most, with every row at its longest", format_bytes(estimate.peak), style="bold")
     print_table(table)
 

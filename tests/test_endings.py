@@ -102,16 +102,6 @@ def test_a_disk_without_room_for_a_checkpoint_is_found_before_training(tiny, tmp
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_needs_far_more_memory_than_there_is_ends_before_it_computes(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr("rlcourse.memory.machine.memory_bytes", lambda: 10**8)
-    monkeypatch.setattr(trainer, "train_step", None)
-    with pytest.raises(
-        ValueError, match=r"^This run needs up to .* of memory, and there are 100 MB: lower --num-prompts"
-    ):
-        train(make_config(**tiny))
-    assert not (tmp_path / "run").exists()
-
-
 # Damaged runs
 
 

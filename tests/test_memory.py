@@ -75,21 +75,15 @@ def test_every_part_equals_the_sum_done_by_hand():
     # Qwen2.5-0.5B: n = 494,032,768; 24 layers, 2 KV heads of 64, vocabulary 151,936. 64 rows; 100 + 300 tokens.
     settings = {"max_prompt_tokens": 100, "max_new_tokens": 300, "num_prompts": 8, "num_generations": 8}
     config = make_config("a10g", eval_problems=10, micro_batch_tokens=1201, logprob_chunk=1000, kl_coef=0.1, **settings)
-    parts = vars(estimate(config, QWEN25["Qwen/Qwen2.5-0.5B"], "cuda"))
-    assert parts == {
-        "weights": 1_976_131_072,
-        "gradients": 1_976_131_072,
-        "optimizer": 3_952_262_144,
-        "reference": 1_976_131_072,
-        "rollout_weights": 988_065_536,
-        "kv_cache": (64 * 400 + 10 * 100) * 24 * 2 * 2 * 64 * 2,
-        "cache_stays": True,
-        "sampling": 64 * 100 * 4 * 4864 * 2,
-        "autocast": 988_065_536,
-        # 1,600 tokens: 24 layer inputs of 896 float32, and one layer's norms, attention with its mask, feed-forward.
-        "activations": 1_600 * (24 * 4 * 896 + 26 * 896 + 2 * (4 * 896 + 400) + 8 * 4864),
-        "logits": 3 * 1000 * 151_936 * 4,
-    }
+    found = estimate(config, QWEN25["Qwen/Qwen2.5-0.5B"], "cuda")
+    weights, moments, reference, engine = 1_976_131_072, 3_952_262_144, 1_976_131_072, 988_065_536
+    cache = (64 * 400 + 10 * 100) * 24 * 2 * 2 * 64 * 2
+    always = memory.LIBRARIES + weights + moments + reference + engine + cache
+    gradients, autocast, logits = 1_976_131_072, 988_065_536, 3 * 1000 * 151_936 * 4
+    # 1,600 tokens: 24 layer inputs of 896 float32, and one layer's norms, attention with its mask, feed-forward.
+    activations = 1_600 * (24 * 4 * 896 + 26 * 896 + 2 * (4 * 896 + 400) + 8 * 4864)
+    assert found.rollout == always + 64 * 100 * 4 * 4864 * 2
+    assert found.update == always + gradients + autocast + activations + logits
 
 
 def saved_for_backward(shape: ModelShape, rows: int, length: int, dtype: str, checkpointing: bool) -> int:
