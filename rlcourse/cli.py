@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from rlcourse import __version__, cli_tables
 from rlcourse.cli_errors import drop_output, refuse, user_errors
 from rlcourse.cli_options import takes_settings, within
-from rlcourse.config import check_settings, make_config
+from rlcourse.config import TrainConfig, make_config
 from rlcourse.dist import hush_all_but_first, launched
 from rlcourse.files import try_folder
 from rlcourse.openmp import spare_busy_cores
@@ -81,7 +81,7 @@ def train(
 
             return print_preview(make_config(**settings), BEGAN)
         if resume:
-            check_settings(settings)  # before anything is loaded; the rest is in the run's folder
+            TrainConfig.check_settings(settings)  # before anything is loaded; the rest is in the run's folder
         else:
             config = make_config(**settings)
             try_folder(Path(config.output).expanduser(), "choose another --output")

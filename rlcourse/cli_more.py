@@ -10,13 +10,13 @@ from rlcourse.cli_errors import user_errors
 from rlcourse.cli_options import parse_rows, takes_settings, within
 from rlcourse.files import try_empty_folder, try_file, try_folder
 from rlcourse.settings import COUNT, MEMORY_GB, SEED, Range
-from rlcourse.sft import config as sft_config
+from rlcourse.sft.config import SFTConfig, make_config
 
 app = typer.Typer()
 
 
 @app.command(epilog="Example: rlcourse sft --data minigsm --steps 25")
-@partial(takes_settings, kind=sft_config.SFTConfig, panels=sft_config.PANELS)
+@partial(takes_settings, kind=SFTConfig)
 def sft(
     settings: dict[str, Any],
     resume: Annotated[
@@ -31,9 +31,9 @@ def sft(
     """
     with user_errors():
         if resume:
-            sft_config.check_settings(settings)  # before anything is loaded; the rest is in the run's folder
+            SFTConfig.check_settings(settings)  # before anything is loaded; the rest is in the run's folder
         else:
-            config = sft_config.make_config(**settings)
+            config = make_config(**settings)
             try_folder(Path(config.output).expanduser(), "choose another --output")
         from rlcourse import cli_tables
         from rlcourse.sft import trainer

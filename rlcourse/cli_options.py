@@ -9,28 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from rlcourse.cli_errors import refuse
-from rlcourse.config import ALGORITHMS, TrainConfig
-from rlcourse.settings import Range, field_type
-
-# The groups of `rlcourse train --help`: each begins at this field of TrainConfig.
-PANELS = {
-    "preset": "What is trained, and on what",
-    "lora_rank": "LoRA",
-    "advantage": "Algorithm switches",
-    "reward_parser": "Reward",
-    "judge": "Judge",
-    "engine": "Rollout",
-    "steps": "Optimisation",
-    "eval_every": "Evaluation",
-    "seed": "The run",
-}
+from rlcourse.config import TrainConfig
+from rlcourse.settings import Range, Settings, field_type
 
 
-def setting_options(kind: type, panels: dict[str, str]) -> list[inspect.Parameter]:
+def setting_options(kind: type[Settings]) -> list[inspect.Parameter]:
     """One keyword parameter for each field of `kind`, None by default so that preset and algorithm can fill it."""
     options, panel = [], ""
     for f in fields(kind):
-        panel = panels.get(f.name, panel)
+        panel = kind.panels.get(f.name, panel)
         annotation = Annotated[field_type(f) | None, _option(f, panel)]
         options.append(inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     return options
@@ -40,15 +27,14 @@ def _option(f: Field, panel: str):
     flag = "--" + f.name.replace("_", "-")
     if field_type(f) is bool:
         flag += "/--no-" + f.name.replace("_", "-")
-    choices = tuple(ALGORITHMS) if f.name == "algorithm" else f.metadata["choices"]
-    text = f.metadata["help"] + (": " + ", ".join(choices) if choices else "")
+    text = f.metadata["help"] + (": " + ", ".join(f.metadata["choices"]) if f.metadata["choices"] else "")
     if f.default is not None:
         default = {True: "on", False: "off"}[f.default] if field_type(f) is bool else f.default
         text += f" (default: {default})"
     return typer.Option(flag, help=text, show_default=False, rich_help_panel=panel)
 
 
-def takes_settings(command, kind: type = TrainConfig, panels: dict[str, str] = PANELS):
+def takes_settings(command, kind: type[Settings] = TrainConfig):
     """Give a command `command(settings, ...)` an option for every field of `kind`, collected in `settings`.
 
     `settings` holds the options that were set. The command's other parameters stay options of their own.
@@ -60,7 +46,7 @@ def takes_settings(command, kind: type = TrainConfig, panels: dict[str, str] = P
         command(settings, **{name: value for name, value in values.items() if name not in names})
 
     own = list(inspect.signature(command).parameters.values())[1:]
-    parameters = setting_options(kind, panels) + [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    parameters = setting_options(kind) + [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
     with_options.__signature__ = inspect.Signature(parameters)
     with_options.__annotations__ = {p.name: p.annotation for p in parameters}
     with_options.__doc__ = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(command))  # typer keeps line breaks

@@ -7,8 +7,8 @@ With one update a rollout the importance ratio is exactly 1: clips and sequence 
 and CISPO is DAPO without its sampling. So PPO, GSPO and CISPO make two updates; `minibatches 1` turns that off.
 """
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlcourse.presets import PRESETS
 from rlcourse.settings import (
@@ -22,7 +22,7 @@ from rlcourse.settings import (
     TOP_P,
     WEIGHT,
     Range,
-    check_settings_of,
+    Settings,
     model_and_address,
     setting,
     shown,
@@ -36,14 +36,61 @@ ENGINES = ("hf-dynamic", "hf-static", "fast", "vllm")
 MOST_ROWS = 1_000_000  # of a step
 
 
+_REINFORCE = {"surrogate": "reinforce", "aggregation": "constant"}
+_DAPO = {"advantage": "group_normalized", "aggregation": "token_mean", "clip_high": 0.28}
+
+_TWO_UPDATES = {"minibatches": 2}  # with one, the ratio is 1 and what an algorithm does with it has no effect
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    # Williams 1992
+    "reinforce": _REINFORCE | {"advantage": "reward"},
+    "reinforce_baseline": _REINFORCE | {"advantage": "batch_centered"},
+    # Ahmadian et al. 2024, arXiv:2402.14740
+    "rloo": _REINFORCE | {"advantage": "leave_one_out"},
+    # Schulman et al. 2017, arXiv:1707.06347
+    "ppo": _TWO_UPDATES | {"advantage": "gae", "surrogate": "clip", "aggregation": "token_mean"},
+    # Shao et al. 2024, arXiv:2402.03300
+    "grpo": {"advantage": "group_normalized", "aggregation": "sequence_mean"},
+    # Liu et al. 2025, arXiv:2503.20783
+    "dr_grpo": {"advantage": "group_centered", "aggregation": "constant"},
+    # Yu et al. 2025, arXiv:2503.14476
+    "dapo": _DAPO | {"leave_out": "both"},
+    # Zheng et al. 2025, arXiv:2507.18071
+    "gspo": _TWO_UPDATES
+    | {
+        "advantage": "group_normalized",
+        "aggregation": "sequence_mean",
+        "ratio": "sequence",
+        "clip_low": 3e-4,
+        "clip_high": 4e-4,
+    },
+    # MiniMax 2025, arXiv:2506.13585
+    "cispo": _TWO_UPDATES
+    | {"advantage": "group_normalized", "aggregation": "token_mean", "surrogate": "cispo", "clip_high": 4.0},
+}
+
+
 @dataclass
-class TrainConfig:
-    # What is trained, and on what
-    preset: str = setting("laptop", "named set of defaults: laptop, a10g, h200, deepmath, kernels or kernelbench")
+class TrainConfig(Settings):
+    command = "train"
+    panels: ClassVar = {
+        "preset": "What is trained, and on what",
+        "lora_rank": "LoRA",
+        "advantage": "Algorithm switches",
+        "reward_parser": "Reward",
+        "judge": "Judge",
+        "engine": "Rollout",
+        "steps": "Optimisation",
+        "eval_every": "Evaluation",
+        "seed": "The run",
+    }
+
+    preset: str = setting("laptop", "named set of defaults", tuple(PRESETS))
     algorithm: str = setting(
         "dr_grpo",
         "named set of switches, listed in rlcourse/config.py; ppo, gspo and cispo set 2 mini-batches, the others 1, "
         "with which the importance ratio is 1 and clips do nothing",
+        tuple(ALGORITHMS),
     )
     model: str = setting("embedded", "'embedded', 'embedded-kernels', a folder, or a name on the Hugging Face hub")
     task: str = setting(
@@ -53,7 +100,6 @@ class TrainConfig:
     )
     examples: int = setting(0, "worked training problems shown before each question", within=Range(0, 64))
 
-    # LoRA
     lora_rank: int = setting(
         0,
         "rank of a low-rank adapter of all linear layers that learns instead of the weights, with 10 times their "
@@ -61,7 +107,6 @@ class TrainConfig:
         within=RANK,
     )
 
-    # Algorithm switches
     advantage: str = setting(
         "group_centered",
         "how rewards become advantages",
@@ -97,13 +142,11 @@ class TrainConfig:
         ("nothing", "groups", "truncated", "both"),
     )
 
-    # Reward
     reward_parser: str = setting("strict", "which reading of an answer counts as right", ("strict", "lenient"))
     reward_format: float = setting(
         0.0, "reward of a wrong answer that can be read; a right one earns 1, anything else 0", within=REWARD
     )
 
-    # Judge
     judge: str | None = setting(
         None,
         "language model that scores answers, too, from 0 to 1; the reward is the mean of what is measured and judged: "
@@ -111,7 +154,6 @@ class TrainConfig:
         "variable RLCOURSE_JUDGE_KEY)",
     )
 
-    # Rollout
     engine: str = setting(
         "fast", f"rollout engine: {', '.join(ENGINES)}, or vllm@http://HOST:PORT for a vLLM server; see docs/vllm.md"
     )
@@ -129,7 +171,6 @@ class TrainConfig:
     top_k: int = setting(0, "sample from the k most probable tokens, in training too; 0 for all", within=COUNT_OR_NONE)
     top_p: float = setting(1.0, "sample from the smallest set with this mass, in training too; 1 for all", within=TOP_P)
 
-    # Optimisation
     steps: int = setting(30, "training steps: rollout, then update", within=COUNT)
     lr: float = setting(4e-5, "peak learning rate (AdamW, no weight decay)", within=SHARE)
     schedule: str = setting("constant", "what the learning rate does after warm-up", ("constant", "linear", "cosine"))
@@ -152,7 +193,6 @@ class TrainConfig:
     )
     device: str = setting("auto", "'auto' uses a GPU if there is one", ("auto", "cpu", "cuda"))
 
-    # Evaluation
     eval_every: int = setting(
         5, "steps between greedy evaluations on validation problems; 0 for none", within=COUNT_OR_NONE
     )
@@ -162,7 +202,6 @@ class TrainConfig:
         8, "samples of each of 64 test problems for pass@k, before and after; 0 for none", within=Range(0, 1024)
     )
 
-    # The run
     seed: int = setting(0, "seed of prompts, sampling and the value head", within=SEED)
     output: str = setting("runs", "folder of runs")
     name: str | None = setting(None, "name of the run; by default made of preset, algorithm and seed")
@@ -201,42 +240,40 @@ class TrainConfig:
     def run_name(self) -> str:
         return self.name or f"{self.preset}-{self.algorithm}-seed{self.seed}"
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-_REINFORCE = {"surrogate": "reinforce", "aggregation": "constant"}
-_DAPO = {"advantage": "group_normalized", "aggregation": "token_mean", "clip_high": 0.28}
-
-_TWO_UPDATES = {"minibatches": 2}  # with one, the ratio is 1 and what an algorithm does with it has no effect
-
-ALGORITHMS: dict[str, dict[str, Any]] = {
-    # Williams 1992
-    "reinforce": _REINFORCE | {"advantage": "reward"},
-    "reinforce_baseline": _REINFORCE | {"advantage": "batch_centered"},
-    # Ahmadian et al. 2024, arXiv:2402.14740
-    "rloo": _REINFORCE | {"advantage": "leave_one_out"},
-    # Schulman et al. 2017, arXiv:1707.06347
-    "ppo": _TWO_UPDATES | {"advantage": "gae", "surrogate": "clip", "aggregation": "token_mean"},
-    # Shao et al. 2024, arXiv:2402.03300
-    "grpo": {"advantage": "group_normalized", "aggregation": "sequence_mean"},
-    # Liu et al. 2025, arXiv:2503.20783
-    "dr_grpo": {"advantage": "group_centered", "aggregation": "constant"},
-    # Yu et al. 2025, arXiv:2503.14476
-    "dapo": _DAPO | {"leave_out": "both"},
-    # Zheng et al. 2025, arXiv:2507.18071
-    "gspo": _TWO_UPDATES
-    | {
-        "advantage": "group_normalized",
-        "aggregation": "sequence_mean",
-        "ratio": "sequence",
-        "clip_low": 3e-4,
-        "clip_high": 4e-4,
-    },
-    # MiniMax 2025, arXiv:2506.13585
-    "cispo": _TWO_UPDATES
-    | {"advantage": "group_normalized", "aggregation": "token_mean", "surrogate": "cispo", "clip_high": 4.0},
-}
+    def check(self) -> None:
+        """Raise ValueError for a setting out of range, or settings that can't go together."""
+        super().check()
+        if self.rows > MOST_ROWS:
+            raise ValueError(
+                f"num_prompts x num_generations are {self.rows:,} rows a step, more than {MOST_ROWS:,}: lower one."
+            )
+        if self.num_generations < 2 and self.advantage in ("leave_one_out", "group_centered", "group_normalized"):
+            raise ValueError(f"advantage {self.advantage!r} compares completions of a prompt: num_generations >= 2.")
+        if self.surrogate == "reinforce" and self.inner_epochs * self.minibatches > 1:
+            raise ValueError("surrogate 'reinforce' has no importance ratio: use inner_epochs 1 and minibatches 1.")
+        if self.minibatches > self.rows:
+            raise ValueError(f"minibatches ({self.minibatches}) must not exceed the rows of a step ({self.rows}).")
+        if self.dtype == "bfloat16" and self.device == "cpu":
+            raise ValueError("dtype bfloat16 is for a GPU: use --dtype float32 on a CPU.")
+        if self.shard and self.lora_rank:
+            raise ValueError(
+                "--shard splits weights that learn, and with an adapter few do: leave out --shard or --lora-rank."
+            )
+        if self.judge is not None:
+            name, address = model_and_address(self.judge)
+            if not (name and address):
+                raise ValueError("A judge needs a model and an address: --judge MODEL@http://HOST:PORT/v1.")
+            if any(sign in address for sign in "@?#"):  # the config is saved
+                raise ValueError("judge has no user, password or query: the key is in RLCOURSE_JUDGE_KEY.")
+        if self.cache_gb and (self.engine not in ("fast", "vllm") or self.device == "cpu"):
+            raise ValueError("A paged cache is for the engines fast and vllm on a GPU: leave out --cache-gb.")
+        if self.engine == "vllm" and self.device == "cpu":
+            raise ValueError("The engine vllm needs an NVIDIA GPU: use --engine fast or hf-dynamic.")
+        engine, server = model_and_address(self.engine)
+        if engine not in ENGINES or (server and engine != "vllm"):
+            raise ValueError(f"Unknown engine {shown(self.engine)}: use {', '.join(ENGINES)} or vllm@http://HOST:PORT.")
+        if server and (self.cache_gb or self.sleep):
+            raise ValueError("A vLLM server has its own cache: leave out --cache-gb and --sleep.")
 
 
 def make_config(preset: str = "laptop", **overrides: Any) -> TrainConfig:
@@ -244,55 +281,9 @@ def make_config(preset: str = "laptop", **overrides: Any) -> TrainConfig:
 
     Raises ValueError, in one sentence, for an unknown preset, algorithm, field or choice, or a value out of range.
     """
-    settings = check_settings({"preset": preset} | overrides)
+    settings = TrainConfig.check_settings({"preset": preset} | overrides)
     values = PRESETS[preset] | settings
     algorithm = values.get("algorithm", "dr_grpo")
     config = TrainConfig(**(PRESETS[preset] | {"algorithm": algorithm} | ALGORITHMS[algorithm] | settings))
-    check_config(config)
+    config.check()
     return config
-
-
-def check_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings, each checked by itself and in its field's type. Raises ValueError for an unknown one, too."""
-    checked = check_settings_of(TrainConfig, settings, "train")
-    for name, choices in (("preset", PRESETS), ("algorithm", ALGORITHMS)):
-        if checked.get(name, next(iter(choices))) not in choices:
-            raise ValueError(f"Unknown {name} {shown(checked[name])}: use one of {', '.join(choices)}.")
-    return checked
-
-
-def check_config(config: TrainConfig) -> None:
-    """Raise ValueError, before anything is loaded, for a setting out of range or settings that cannot work together."""
-    for name, value in check_settings(config.to_dict()).items():
-        setattr(config, name, value)
-    if config.rows > MOST_ROWS:
-        raise ValueError(
-            f"num_prompts x num_generations are {config.rows:,} rows a step, more than {MOST_ROWS:,}: lower one."
-        )
-    if config.num_generations < 2 and config.advantage in ("leave_one_out", "group_centered", "group_normalized"):
-        raise ValueError(f"advantage {config.advantage!r} compares the completions of a prompt: num_generations >= 2.")
-    if config.surrogate == "reinforce" and config.inner_epochs * config.minibatches > 1:
-        raise ValueError("surrogate 'reinforce' has no importance ratio: it needs inner_epochs 1 and minibatches 1.")
-    if config.minibatches > config.rows:
-        raise ValueError(f"minibatches ({config.minibatches}) must not exceed the rows of a step ({config.rows}).")
-    if config.dtype == "bfloat16" and config.device == "cpu":
-        raise ValueError("dtype bfloat16 is for a GPU: use --dtype float32 on a CPU.")
-    if config.shard and config.lora_rank:
-        raise ValueError(
-            "--shard splits weights that learn, and with an adapter few do: leave out --shard or --lora-rank."
-        )
-    if config.judge is not None:
-        name, address = model_and_address(config.judge)
-        if not (name and address):
-            raise ValueError("A judge is a model behind an address, and needs both: --judge MODEL@http://HOST:PORT/v1.")
-        if any(sign in address for sign in "@?#"):  # the config is saved
-            raise ValueError("judge is an address without user, password and query: the key is in RLCOURSE_JUDGE_KEY.")
-    if config.cache_gb and (config.engine not in ("fast", "vllm") or config.device == "cpu"):
-        raise ValueError("A paged cache is for the engines fast and vllm on a GPU: leave out --cache-gb.")
-    if config.engine == "vllm" and config.device == "cpu":
-        raise ValueError("The engine vllm needs an NVIDIA GPU: use --engine fast or hf-dynamic.")
-    engine, server = model_and_address(config.engine)
-    if engine not in ENGINES or (server and engine != "vllm"):
-        raise ValueError(f"Unknown engine {shown(config.engine)}: use {', '.join(ENGINES)} or vllm@http://HOST:PORT.")
-    if server and (config.cache_gb or config.sleep):
-        raise ValueError("A vLLM server has its own cache: leave out --cache-gb and --sleep.")

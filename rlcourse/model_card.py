@@ -57,10 +57,6 @@ class Run:
     summary: dict[str, Any]
 
     @property
-    def command(self) -> str:
-        return "train" if isinstance(self.config, TrainConfig) else "sft"
-
-    @property
     def base(self) -> str:
         """The model that was trained. An adapter has its absolute path, the settings may have a relative one."""
         return base_of(self.checkpoint) if is_adapter(self.checkpoint) else self.config.model
@@ -78,7 +74,7 @@ def model_card(runs: list[Run], name: str, prompt: str, terms: dict[str, str]) -
         base_model=run.base if is_on_hub(run.base) else None,
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation",
-        tags=["rlcourse", "reinforcement-learning" if run.command == "train" else "sft", *["lora"] * adapter],
+        tags=["rlcourse", "reinforcement-learning" if run.config.command == "train" else "sft", *["lora"] * adapter],
         **terms,
     )
     parts = [f"# {name.rpartition('/')[2]}", introduction(run), usage(run, name, prompt)]
@@ -95,8 +91,10 @@ def introduction(run: Run) -> str:
     base = f"[`{run.base}`](https://huggingface.co/{run.base})" if is_on_hub(run.base) else f"`{public(run.base)}`"
     base += ", which ships with rlcourse" if run.base in EMBEDDED_MODELS else ""
     kind = f"A LoRA adapter of rank {config.lora_rank} for {base}" if is_adapter(run.checkpoint) else base
-    how = f"reinforcement learning (`{config.algorithm}`)" if run.command == "train" else "supervised fine-tuning"
-    data = config.task if run.command == "train" else public(config.data)
+    if config.command == "train":
+        how, data = f"reinforcement learning (`{config.algorithm}`)", config.task
+    else:
+        how, data = "supervised fine-tuning", public(config.data)
     lines = [f"{kind}, trained with rlcourse by {how} on `{data}`: {run.steps}."]
     if not run.summary:
         return f"{lines[0]} **The run stopped before its final evaluation.**"
@@ -179,13 +177,13 @@ def repetition(run: Run) -> str:
 def repeat_command(run: Run) -> str:
     """The shortest command line that gives the run's settings."""
     values, given, defaults = run.config.to_dict(), {}, type(run.config)()
-    if run.command == "train":
+    if run.config.command == "train":
         of_preset = PRESETS[values["preset"]].get("algorithm", defaults.algorithm)
         usual = {"preset": defaults.preset, "algorithm": of_preset}
         given = {name: values[name] for name in usual if values[name] != usual[name]}
         defaults = make_config(**given)
     given |= {name: v for name, v in values.items() if v != getattr(defaults, name) and name not in PRIVATE}
-    words = ["rlcourse", run.command]
+    words = ["rlcourse", run.config.command]
     for name, value in given.items():
         flag = name.replace("_", "-")
         switch = f"--{flag}" if value else f"--no-{flag}"

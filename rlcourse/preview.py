@@ -13,7 +13,6 @@ from rich.table import Column, Table
 from rlcourse import memory
 from rlcourse.advantages import has_signal
 from rlcourse.checkpoint import save
-from rlcourse.cli_options import PANELS
 from rlcourse.cli_tables import print_table
 from rlcourse.collect import Completions
 from rlcourse.config import TrainConfig
@@ -125,7 +124,7 @@ def print_config(config: TrainConfig) -> None:
     """The resolved config; what differs from the laptop preset is in bold."""
     table = Table("setting", "value", title=f"Config of {escape(config.run_name)}")
     for f in fields(TrainConfig):
-        if f.name in PANELS:
+        if f.name in config.panels:
             table.add_section()
         value = getattr(config, f.name)
         table.add_row(f.name, escape(str(value)), style="bold" if value != f.default else None)

@@ -46,7 +46,8 @@ def publish(paths: list[Path], to: Path | None, hub: str | None) -> str:
             HfApi().create_repo(hub, exist_ok=True)
             HfApi().upload_folder(repo_id=hub, folder_path=folder, commit_message="Publish with rlcourse")
     places = " and ".join(str(place) for place in (to, hub) if place)
-    unfinished = "" if runs[0].summary else f" The run isn't finished: `rlcourse {runs[0].command} --resume` goes on."
+    command = f"rlcourse {runs[0].config.command} --resume"
+    unfinished = "" if runs[0].summary else f" The run isn't finished: `{command}` goes on."
     return f"The model from {runs[0].path.name}, {runs[0].steps}, is in {places}.{unfinished}"
 
 

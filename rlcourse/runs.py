@@ -8,39 +8,23 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from rlcourse.collect import Completions
-from rlcourse.config import TrainConfig, check_config, check_settings
+from rlcourse.config import TrainConfig
 from rlcourse.dist import command
 from rlcourse.files import append_json, read_json, read_lines, try_folder, write_json, write_text
 from rlcourse.interrupts import say
+from rlcourse.settings import Settings
 
 # Settings that say which run --resume means: of training, of fine-tuning, of both.
 FIND_A_RUN = ("preset", "algorithm", "data", "seed", "output", "name")
 # Settings that --resume may change.
 MAY_DIFFER = ("steps", "output", "name", "engine", "device", "shard", "save_every", "log_to")
 SAMPLES_A_STEP = 4
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A command's settings: their class, and its checks, of some settings and of a config."""
-
-    config: type
-    check_settings: Callable[[dict[str, Any]], dict[str, Any]]
-    check_config: Callable[[Any], None]
-
-    def __repr__(self) -> str:  # in a signature: the functions' addresses say nothing
-        return f"Kind({self.config.__name__})"
-
-
-TRAIN = Kind(TrainConfig, check_settings, check_config)
 
 
 def new_run(config: TrainConfig) -> "RunFolder":
@@ -61,7 +45,7 @@ def new_run(config: TrainConfig) -> "RunFolder":
     return RunFolder(path, config)
 
 
-def run_to_resume(settings: dict[str, Any], kind: Kind = TRAIN) -> "RunFolder":
+def run_to_resume(settings: dict[str, Any], kind: type[Settings] = TrainConfig) -> "RunFolder":
     """The folder of a run to continue, with its saved settings, overridden by `settings`.
 
     settings: those that the user gave. `output` and `name` identify the run; without a name it is the latest with the
@@ -69,7 +53,7 @@ def run_to_resume(settings: dict[str, Any], kind: Kind = TRAIN) -> "RunFolder":
     that cannot be used, FileNotFoundError if there is no such run. Writes nothing: `RunFolder.keep_config` does.
     """
     settings = kind.check_settings(settings)
-    wanted = kind.config(**{name: settings[name] for name in FIND_A_RUN if name in settings})
+    wanted = kind(**{name: settings[name] for name in FIND_A_RUN if name in settings})
     root = Path(wanted.output).expanduser()
     taken = _numbered(root, wanted.run_name)[: 1 if wanted.name else None]
     if not taken:
@@ -84,9 +68,9 @@ def run_to_resume(settings: dict[str, Any], kind: Kind = TRAIN) -> "RunFolder":
     if fixed:
         changes = "; ".join(f"{name} was {saved.get(name)!r}, is {settings[name]!r}" for name in fixed)
         raise ValueError(f"{path} was started with other settings ({changes}): resume with the same ones.")
-    config = kind.config(**(saved | settings))
+    config = kind(**(saved | settings))
     try:
-        kind.check_config(config)
+        config.check()
     except ValueError as error:
         sentence = str(error).rstrip(".")
         raise ValueError(f"{path / 'config.json'} cannot be used ({sentence}): start a new run.") from None

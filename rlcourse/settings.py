@@ -8,7 +8,7 @@ settings of a run have ranges too (`cli_options.within`).
 import types
 import typing
 from dataclasses import Field, dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 MANY = 10**9  # no count is larger: what is beyond would overflow somewhere, or never end
 
@@ -76,19 +76,30 @@ def check_setting(f: Field, value: Any) -> Any:
     return kind(value)
 
 
-def check_settings_of(kind: type, settings: dict[str, Any], command: str) -> dict[str, Any]:
-    """The settings, each checked by itself and in the type of its field in the dataclass `kind`.
+class Settings:
+    """What configs share: they are dataclasses of `setting`s, the options of the command `command`."""
 
-    command: whose `--help` lists them. Raises ValueError for an unknown setting, too.
-    """
-    known = {f.name: f for f in fields(kind)}
-    for name in settings:
-        if name not in known:
-            raise ValueError(f"Unknown setting {shown(name)}: `rlcourse {command} --help` lists them all.")
-    checked = {name: check_setting(known[name], value) for name, value in settings.items()}
-    if checked.get("name") is not None:
-        check_name(checked["name"])
-    return checked
+    command: ClassVar[str]
+    panels: ClassVar[dict[str, str]]  # the groups of its `--help`: each begins at this field
+
+    @classmethod
+    def check_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        """The settings, each checked by itself and in its field's type. Raises ValueError for an unknown one, too."""
+        known = {f.name: f for f in fields(cls)}
+        for name in settings:
+            if name not in known:
+                raise ValueError(f"Unknown setting {shown(name)}: `rlcourse {cls.command} --help` lists them all.")
+        checked = {name: check_setting(known[name], value) for name, value in settings.items()}
+        if checked.get("name") is not None:
+            check_name(checked["name"])
+        return checked
+
+    def check(self) -> None:
+        """Check each setting, and bring it into its field's type."""
+        vars(self).update(self.check_settings(vars(self)))
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
 
 
 def check_name(name: str) -> None:

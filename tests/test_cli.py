@@ -16,8 +16,8 @@ from rlcourse import train as trainer
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.measure.shapes import model_shape
 from rlcourse.settings import field_type
-from rlcourse.sft import config as sft_config
 from rlcourse.sft import trainer as fine_tuning
+from rlcourse.sft.config import make_config as make_sft_config
 from rlcourse.tasks import Answer, Problem
 from rlcourse.tasks.verify import Readings
 
@@ -161,7 +161,7 @@ def test_sft_takes_its_options_and_says_what_it_achieved(monkeypatch):
     monkeypatch.setattr(fine_tuning, "fine_tune", lambda config: calls.append(config) or LEARNED)
     done = invoke("sft", "--data", "chats.jsonl", "--lora-rank", "8", "--no-packing", "--task", "gsm8k", "--seed", "9")
     options = {"data": "chats.jsonl", "lora_rank": 8, "packing": False, "task": "gsm8k", "seed": 9}
-    assert calls == [sft_config.make_config(**options)]
+    assert calls == [make_sft_config(**options)]
     for text in ("0.500", "0.125", "25.0%", "75.0%", "runs/[sft]", "It knew [all] of it.", "changed in 60 of 63"):
         assert text in done.output
 

@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 
-from rlcourse.config import TrainConfig, check_settings
+from rlcourse.config import TrainConfig
 from rlcourse.settings import field_type
 
 FIELDS = {f.name: f for f in fields(TrainConfig)}
@@ -28,7 +28,7 @@ def refusal(**setting) -> str:
     """The sentence with which a setting is refused."""
     [name] = setting
     with pytest.raises(ValueError) as caught:
-        check_settings(setting)
+        TrainConfig.check_settings(setting)
     sentence = str(caught.value)
     assert sentence.startswith(f"{name} must be ") and sentence.endswith(".")
     assert "\n" not in sentence and len(sentence) < 200
@@ -50,7 +50,7 @@ def test_a_range_holds_its_ends_and_nothing_beyond(name):
     good, bad = BOUNDS[name]
     kind = field_type(FIELDS[name])
     for value in good:
-        found = check_settings({name: kind(value)})[name]
+        found = TrainConfig.check_settings({name: kind(value)})[name]
         assert found == value and type(found) is kind
     for value in bad:
         assert f"must be {FIELDS[name].metadata['within']}, not " in refusal(**{name: kind(value)})
@@ -66,4 +66,4 @@ def test_a_text_is_one_that_can_be_printed(text):
 def test_the_name_of_a_run_stays_in_its_folder(name):
     assert "name must be that of a folder in --output" in refusal(name=name)
     for fine in ("my run", ".hidden", "ü", "x" * 200, "a..b"):
-        assert check_settings({"name": fine}) == {"name": fine}
+        assert TrainConfig.check_settings({"name": fine}) == {"name": fine}

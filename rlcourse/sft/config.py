@@ -1,11 +1,11 @@
 """Every setting of supervised fine-tuning in one dataclass. The defaults train the embedded model on a laptop."""
 
-from dataclasses import MISSING, asdict, dataclass, field
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rlcourse.config import ENGINES, TrainConfig
-from rlcourse.settings import COUNT, COUNT_OR_NONE, SEED, check_settings_of, setting
+from rlcourse.settings import COUNT, COUNT_OR_NONE, SEED, Settings, setting
 from rlcourse.tasks import TASKS, check_task_name
 
 
@@ -25,8 +25,16 @@ def same(name: str, default: Any = MISSING):
 
 
 @dataclass
-class SFTConfig:
-    # What is trained, and on what
+class SFTConfig(Settings):
+    command = "sft"
+    panels: ClassVar = {
+        "model": "What is trained, and on what",
+        "lora_rank": "LoRA",
+        "epochs": "Optimisation",
+        "eval_every": "Evaluation",
+        "seed": "The run",
+    }
+
     model: str = same("model")
     data: str = setting(
         "minigsm",
@@ -39,10 +47,8 @@ class SFTConfig:
         None, "task whose validation problems are answered, too, named as for `rlcourse train`; by default that in data"
     )
 
-    # LoRA
     lora_rank: int = same("lora_rank")
 
-    # Optimisation
     epochs: int = setting(1, "passes over the data", within=COUNT)
     steps: int | None = setting(None, "optimizer steps, instead of whole epochs", within=COUNT)
     batch_size: int = setting(64, "examples a step", within=COUNT)
@@ -58,7 +64,6 @@ class SFTConfig:
     compile: bool = same("compile")
     device: str = same("device")
 
-    # Evaluation
     eval_every: int = setting(20, "steps between evaluations; 0 for one before and one after", within=COUNT_OR_NONE)
     eval_examples: int = setting(
         200, "examples held out to measure the loss on, a tenth of them all at most; 0 for none", within=COUNT_OR_NONE
@@ -69,7 +74,6 @@ class SFTConfig:
     engine: str = setting("fast", "rollout engine that answers them", ENGINES)
     max_new_tokens: int = setting(80, "tokens of such an answer at most", within=COUNT)
 
-    # The run
     seed: int = setting(0, "seed of the order of examples and of an adapter's first weights", within=SEED)
     output: str = same("output")
     name: str | None = setting(None, "name of the run; by default made of data and seed")
@@ -85,37 +89,17 @@ class SFTConfig:
         """The task whose problems are answered, if there is one."""
         return self.task or (self.data if is_task(self.data) else None)
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-# The groups of `rlcourse sft --help`: each begins at this field.
-PANELS = {
-    "model": "What is trained, and on what",
-    "lora_rank": "LoRA",
-    "epochs": "Optimisation",
-    "eval_every": "Evaluation",
-    "seed": "The run",
-}
+    def check(self) -> None:
+        """Raise ValueError for a setting out of range or settings that can't go together."""
+        super().check()
+        if self.task is not None:
+            check_task_name(self.task)
+        if self.dtype == "bfloat16" and self.device == "cpu":
+            raise ValueError("dtype bfloat16 is for a GPU: use --dtype float32 on a CPU.")
 
 
 def make_config(**settings: Any) -> SFTConfig:
     """A checked config. Raises ValueError, in one sentence, for an unknown setting or a value that cannot be."""
-    config = SFTConfig(**check_settings(settings))
-    check_config(config)
+    config = SFTConfig(**SFTConfig.check_settings(settings))
+    config.check()
     return config
-
-
-def check_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings, each checked by itself and in its field's type."""
-    return check_settings_of(SFTConfig, settings, "sft")
-
-
-def check_config(config: SFTConfig) -> None:
-    """Raise ValueError for a setting out of range or settings that cannot work together."""
-    for name, value in check_settings(config.to_dict()).items():
-        setattr(config, name, value)
-    if config.task is not None:
-        check_task_name(config.task)
-    if config.dtype == "bfloat16" and config.device == "cpu":
-        raise ValueError("dtype bfloat16 is for a GPU: use --dtype float32 on a CPU.")

@@ -16,8 +16,8 @@ from rlcourse.learner import new_optimizer
 from rlcourse.measure.timing import peak_memory_bytes
 from rlcourse.metrics import run_summary
 from rlcourse.rollout import make_engine
-from rlcourse.runs import Kind, RunFolder, new_run, run_to_resume
-from rlcourse.sft.config import SFTConfig, check_config, check_settings
+from rlcourse.runs import RunFolder, new_run, run_to_resume
+from rlcourse.sft.config import SFTConfig
 from rlcourse.sft.data import Example, load_data
 from rlcourse.sft.packing import Row, check_packing, pack, plan_rows, summed_loss, tokens_of
 from rlcourse.tasks import Answer, load_task
@@ -25,7 +25,6 @@ from rlcourse.tasks.prompts import PromptSampler, fingerprint
 from rlcourse.train import TrainingLoop, update
 from rlcourse.watch import WINDOW, Warnings, cut_off, left_out, unreadable
 
-SFT = Kind(SFTConfig, check_settings, check_config)
 KNOWN = 0.01  # nats per token: less from the start on is nothing to learn
 OVERFIT = 1.1  # times the lowest held-out loss so far
 
@@ -44,7 +43,7 @@ def fine_tune(config: SFTConfig) -> dict[str, Any]:
 def resume(**settings: Any) -> dict[str, Any]:
     """Continue a run from its last checkpoint, with the settings and the data that it was started with; see
     `rlcourse.train.resume`."""
-    run = at_checkpoint(run_to_resume(settings, SFT))
+    run = at_checkpoint(run_to_resume(settings, SFTConfig))
     return FineTuning(run, find_device(run.config)).run_all()
 
 
