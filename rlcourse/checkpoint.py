@@ -174,30 +174,24 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
 
-def load_saved_policy(checkpoint: Path, device: torch.device) -> Policy:
-    """The policy of a checkpoint. Raises ValueError if it cannot be read."""
-    try:
-        return load_policy(str(checkpoint), device)
-    except (ValueError, FileNotFoundError) as error:
-        raise damaged(checkpoint, str(error).rpartition(": ")[0]) from error
-
-
 def policy_of_run(config: Any, device: torch.device, checkpoint: Path | None = None) -> Policy:
     """The policy that a run starts with, or goes on with from a checkpoint: with `lora_rank` the base with an adapter
     that learns. config: with model and lora_rank. Raises ValueError if it cannot be read."""
-    if not config.lora_rank:
-        return load_policy(config.model, device) if checkpoint is None else load_saved_policy(checkpoint, device)
-    policy = load_policy(config.model, device)
+    if checkpoint is None or config.lora_rank:
+        policy = load_policy(config.model, device)
     if checkpoint is None:
-        add_adapter(policy.model, config.model, config.lora_rank, ALPHA, ALL_LINEAR)
+        if config.lora_rank:
+            add_adapter(policy.model, config.model, config.lora_rank, ALPHA, ALL_LINEAR)
         return policy
-    from rlcourse.adapters import load_adapter
-
     try:
+        if not config.lora_rank:
+            return load_policy(str(checkpoint), device)
+        from rlcourse.adapters import load_adapter
+
         load_adapter(policy.model, checkpoint)
-        policy.loaded = digest(policy.model)
     except (ValueError, FileNotFoundError) as error:
         raise damaged(checkpoint, str(error).rpartition(": ")[0]) from error
+    policy.loaded = digest(policy.model)
     return policy
 
 

@@ -41,28 +41,23 @@ def print_preview(config: TrainConfig, began: float) -> None:
     if launched()[1] > 1 or not can_run(config):
         print("A preview of answers and time needs one process, on the GPU that this run asks for.")
     else:
-        print_steps(config, preview(config, began))
+        preview(config, began)
 
 
-def preview(config: TrainConfig, began: float | None = None) -> dict[str, Any]:
-    """Load the run's model, take `STEPS` of its steps and answer some of its test problems; keep nothing of it.
-
-    Returns, of the first step's answers, `readings` (see there), the name of the one that is `rewarded`, the `ends` at
-    which one stops, mean `length` in tokens, the share that was `cut_off`, and two `samples`; the `warnings` so far;
-    `memory_bytes`, the most held; `step_seconds`, and the `seconds` of the whole run by part. Raises what
-    `rlcourse.train.train` does.
-    """
+def preview(config: TrainConfig, began: float) -> None:
+    """Load the run's model, take `STEPS` of its steps, answer some of its test problems and print what came of it; keep
+    nothing of it. Raises what `rlcourse.train.train` does."""
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(Path(folder), replace(config, log_to="none"))
-        run.began = began or run.began
+        run.began = began
         trainer = Trainer(run, find_device(config))
         greedy, evaluation = evaluation_seconds(trainer)
         parts = trainer.learner, trainer.engine, trainer.judged, trainer.order
         found = [train_step(*parts, step) for step in range(STEPS)]
         saving = seconds(lambda: save(trainer), trainer.device)
+    print_answers(trainer, found[0][1], greedy)
     took = [metrics["timing"]["step_s"] for metrics, _ in found]
-    step, first = SLOWER * statistics.mean(took[1:]), found[0][1]
-    groups = [first.answers[i : i + config.num_generations] for i in range(0, config.rows, config.num_generations)]
+    step = SLOWER * statistics.mean(took[1:])
     saves = 1 + (config.steps - 1) // config.save_every if config.save_every else 1
     parts = {
         "starting": trainer.spent.seconds["starting"],
@@ -70,18 +65,13 @@ def preview(config: TrainConfig, began: float | None = None) -> dict[str, Any]:
         "evaluation": evaluation,
         "saving": saves * saving,
     }
-    return {
-        "readings": readings(first, config),
-        "rewarded": trainer.headline,
-        "ends": [trainer.policy.tokenizer.decode([token]) for token in trainer.policy.eos_ids],
-        "length": sum(a.tokens for a in first.answers) / len(first.answers),
-        "cut_off": sum(not a.finished for a in first.answers) / len(first.answers),
-        "samples": [{"text": a.text, "gold": a.problem.gold, "words": a.verdict.words} for a in first.answers[:2]],
-        "warnings": before_training(greedy, groups, config),
-        "memory_bytes": peak_memory_bytes(trainer.device),
-        "step_seconds": step,
-        "seconds": parts,
-    }
+    listed = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in parts.items())
+    minutes, held = sum(parts.values()) / 60, format_bytes(peak_memory_bytes(trainer.device))
+    Console().print(
+        f"{config.steps} steps of {step:.2f} s: {minutes:.1f} minutes in all ({listed}), peak memory {held}.",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def evaluation_seconds(trainer: Trainer) -> tuple[list[Answer], float]:
@@ -138,37 +128,30 @@ def print_memory(config: TrainConfig) -> None:
     shape = shapes.model_shape(config.model)
     estimate = memory.estimate(share_of(config, ranks), shape, device, ranks, memory.has_exact_pass(config, device))
     each = f", each of {ranks} processes" if ranks > 1 else ""
-    table = Table("phase", "memory", title=f"Memory on {device}{each}: {shapes.parameters(shape):,} parameters")
-    for phase in ("rollout", "update"):
-        table.add_row(phase, format_bytes(getattr(estimate, phase)))
-    table.add_row("at most, with every row at its longest", format_bytes(estimate.peak), style="bold")
-    print_table(table)
-
-
-def print_steps(config: TrainConfig, found: dict[str, Any]) -> None:
-    """What answers earn now, what to worry about, memory and time."""
-    console = Console()
-    title = (
-        f"{config.rows} answers of the first step, {found['length']:.0f} tokens each, {found['cut_off']:.0%} cut off"
+    rollout, update, peak = map(format_bytes, (*estimate, estimate.peak))
+    print(
+        f"Memory on {device}{each}, {shapes.parameters(shape):,} parameters: rollout {rollout}, update {update}; with "
+        f"every row at its longest {peak} at most.\n"
     )
-    table = Table("measure", "mean", "groups with signal", title=title)
-    for name, mean, signal in found["readings"]:
-        rewarded = " (rewarded)" if name == found["rewarded"] else ""
-        table.add_row(name.replace("_", " ") + rewarded, f"{mean:.3f}", f"{signal:.0%}")
-    gold = Column("gold", no_wrap=True)
-    samples = Table("answer now", gold, "verdict", title="Samples", show_lines=True)
-    for sample in found["samples"]:
-        samples.add_row(escape(sample["text"]), sample["gold"], sample["words"])
+
+
+def print_answers(trainer: Trainer, first: Completions, greedy: list[Answer]) -> None:
+    """What the first step's answers earn, two of them, where they end, and what to worry about. greedy: one answer to
+    each of some test problems."""
+    console, config, answers = Console(), trainer.config, first.answers
+    samples = Table("answer now", Column("gold", no_wrap=True), "verdict", title="Samples", show_lines=True)
+    for answer in answers[:2]:
+        samples.add_row(escape(answer.text), answer.problem.gold, answer.verdict.words)
     console.print(samples)
+    length, cut = sum(a.tokens for a in answers) / len(answers), sum(not a.finished for a in answers) / len(answers)
+    title = f"{config.rows} answers of the first step, {length:.0f} tokens each, {cut:.0%} cut off"
+    table = Table("measure", "mean", "groups with signal", title=title)
+    for name, mean, signal in readings(first, config):
+        rewarded = " (rewarded)" if name == trainer.headline else ""
+        table.add_row(name.replace("_", " ") + rewarded, f"{mean:.3f}", f"{signal:.0%}")
     print_table(table, console)
-    console.print(f"An answer ends at {escape(' or '.join(map(repr, found['ends'])))}.", highlight=False)
-    for text in found["warnings"].values():
+    ends = [repr(trainer.policy.tokenizer.decode([token])) for token in trainer.policy.eos_ids]
+    console.print(f"An answer ends at {escape(' or '.join(ends))}.", highlight=False)
+    groups = [answers[i : i + config.num_generations] for i in range(0, config.rows, config.num_generations)]
+    for text in before_training(greedy, groups, config).values():
         console.print(f"[yellow]Warning:[/yellow] {escape(text)}", highlight=False)
-    parts, total = found["seconds"], sum(found["seconds"].values())
-    listed = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in parts.items())
-    console.print(
-        f"{config.steps} steps of {found['step_seconds']:.2f} s: {total / 60:.1f} minutes in all ({listed}), peak "
-        f"memory so far {format_bytes(found['memory_bytes'])}.",
-        highlight=False,
-        soft_wrap=True,
-    )
