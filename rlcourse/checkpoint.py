@@ -24,14 +24,14 @@ KEPT = 2  # checkpoints that stay; older ones are deleted
 
 
 def try_checkpoint(run_folder: Path, policy: Policy) -> None:
-    """Raise OSError if there is no room for one checkpoint, weights and two moments: a run would end with nothing."""
+    """Raise OSError if there's no room for a checkpoint, weights and two moments: a run would end with nothing."""
     try_folder(
         run_folder, "choose another --output", 12 * sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
     )
 
 
 def belongs_to(training: Any, model: str) -> dict[str, str | None]:
-    """Digests of what a run must go on with, by name. model: that of the weights, an adapter's base included."""
+    """Digests of what a run must go on with, by name. model: that of its weights."""
     tokenizer = training.policy.tokenizer
     tokens = tokenizer([*PROBES], add_special_tokens=False)["input_ids"]
     words = digest_of([tokenizer.chat_template, training.policy.eos_ids, tokens])
@@ -40,14 +40,14 @@ def belongs_to(training: Any, model: str) -> dict[str, str | None]:
 
 
 def save(training: Any) -> None:
-    """Write a checkpoint of a `TrainingLoop`: the model, and all that `resume` needs beside it. All ranks call it."""
+    """Write a checkpoint of a `TrainingLoop`. All ranks call it."""
     with saving_in_background(training):
         pass
 
 
 @contextmanager
 def saving_in_background(training: Any) -> Iterator[None]:
-    """Write a checkpoint (see `save`) while something else runs that leaves model and optimizer alone."""
+    """Write a checkpoint while something else runs that leaves model and optimizer alone."""
     training.seconds = time.perf_counter() - training.clock
     began, head = time.perf_counter(), training.value_head
     state = {
@@ -75,8 +75,7 @@ def saving_in_background(training: Any) -> Iterator[None]:
 
 
 def restore(training: Any) -> None:
-    """Take back what `save` wrote in the run's checkpoint, but for the policy's weights. Raises ValueError for a state
-    that does not fit."""
+    """Take back what `save` wrote, but for the policy's weights. Raises ValueError for a state that doesn't fit."""
     checkpoint = training.run.checkpoint
     state, optimizer = load_state(checkpoint), training.optimizer
     try:
@@ -107,10 +106,10 @@ def restore(training: Any) -> None:
 
 def save_checkpoint(run_folder: Path, step: int, policy: Policy, state: dict[str, Any]) -> Path:
     """Write `checkpoints/step-000020` with the model, its tokenizer and `state`, then delete all but the newest `KEPT`.
-    One of this step is there if the run went on from it, and has made no step since: it stays.
+    One that's there stays: the run went on from it, and has made no step since.
 
-    Raises RuntimeError if a number is not finite, OSError if the checkpoint cannot be written; earlier checkpoints are
-    then left alone.
+    Raises RuntimeError if a number isn't finite, OSError if the checkpoint can't be written; earlier ones are left
+    alone.
     """
     check_finite(policy, state)
     final = run_folder / "checkpoints" / f"step-{step:06d}"
@@ -139,7 +138,7 @@ def save_checkpoint(run_folder: Path, step: int, policy: Policy, state: dict[str
 
 
 def check_finite(policy: Policy, state: dict[str, Any]) -> None:
-    """Raise RuntimeError unless every weight of the policy and every number of the training state is finite."""
+    """Raise RuntimeError unless all weights and moments are finite."""
     optimizer, value_head = state.get("optimizer") or {"state": {}}, state.get("value_head") or {}
     moments = [tensor for of_one in optimizer["state"].values() for tensor in of_one.values()]
     tensors = [*policy.model.parameters(), *value_head.values(), *moments]
@@ -161,8 +160,7 @@ def latest_checkpoint(run_folder: Path) -> Path:
 
 
 def at_checkpoint(run: RunFolder) -> RunFolder:
-    """The run, to go on from its last checkpoint. Raises FileNotFoundError if it has none, ValueError if it has done
-    more steps than it is now asked for."""
+    """The run, to go on from its last checkpoint. Raises ValueError if it has done more steps than asked for."""
     run.checkpoint, steps = latest_checkpoint(run.path), run.config.steps
     if steps is not None and steps < (done := step_of(run.checkpoint)):
         raise ValueError(f"{run.path} has done {done} steps, more than --steps {steps}: ask for more.")
@@ -175,8 +173,8 @@ def step_of(checkpoint: Path) -> int:
 
 
 def policy_of_run(config: Any, device: torch.device, checkpoint: Path | None = None) -> Policy:
-    """The policy that a run starts with, or goes on with from a checkpoint: with `lora_rank` the base with an adapter
-    that learns. config: with model and lora_rank. Raises ValueError if it cannot be read."""
+    """The policy that a run starts with, or goes on with from a checkpoint; with `lora_rank`, the base with an adapter
+    that learns. Raises ValueError if it can't be read."""
     if checkpoint is None or config.lora_rank:
         policy = load_policy(config.model, device)
     if checkpoint is None:
@@ -196,7 +194,7 @@ def policy_of_run(config: Any, device: torch.device, checkpoint: Path | None = N
 
 
 def load_state(checkpoint: Path) -> dict[str, Any]:
-    """The `state` that `save_checkpoint` was given, tensors on the CPU. Raises ValueError if it cannot be read."""
+    """The `state` that `save_checkpoint` was given, tensors on the CPU. Raises ValueError if it can't be read."""
     try:
         state = torch.load(checkpoint / "trainer.pt", map_location="cpu", weights_only=True)
     except Exception:  # not there, cut short, another format, or a pickle of something else: each fails in its own way
@@ -207,7 +205,7 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def damaged(checkpoint: Path, why: str) -> ValueError:
-    """The error to raise for a checkpoint that cannot be used. It says what to do."""
+    """The error for a checkpoint that can't be used."""
     others = [path.name for path in _checkpoints(checkpoint.parent.parent) if path != checkpoint]
     remedy = f"delete that folder to go on from {others[-1]}" if others else "start a new run"
     return ValueError(f"The checkpoint {checkpoint} is damaged ({why}): {remedy}.")
@@ -219,7 +217,6 @@ def _checkpoints(run_folder: Path) -> list[Path]:
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:
-    """State of torch's global generators."""
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)

@@ -11,8 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from rlcourse import __version__, cli_tables
-from rlcourse.cli_errors import drop_output, refuse, user_errors
-from rlcourse.cli_options import takes_settings, within
+from rlcourse.cli_shared import drop_output, refuse, takes_settings, user_errors, within
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.dist import hush_all_but_first, launched
 from rlcourse.files import try_folder

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rlcourse.cli_errors import user_errors
-from rlcourse.cli_options import parse_rows, takes_settings, within
+from rlcourse.cli_shared import parse_rows, takes_settings, user_errors, within
 from rlcourse.files import try_empty_folder, try_file, try_folder
 from rlcourse.settings import COUNT, MEMORY_GB, SEED, Range
 from rlcourse.sft.config import SFTConfig, make_config

@@ -10,8 +10,7 @@ from rlcourse.config import TrainConfig
 
 
 def wanted_device(config: Any) -> str:
-    """'cpu' or 'cuda', for a config with device and dtype. 'auto' is the GPU if torch has one, or if the config asks
-    for bfloat16, which needs one."""
+    """'cpu' or 'cuda'. 'auto' is the GPU if torch has one, or if the config asks for bfloat16, which needs one."""
     if config.device != "auto":
         return config.device
     return "cuda" if config.dtype == "bfloat16" or torch.cuda.is_available() else "cpu"
@@ -44,9 +43,6 @@ def without_cudnn_attention() -> Iterator[None]:
 
 
 def autocast(dtype: str, device: torch.device) -> AbstractContextManager:
-    """The precision of forward passes in training: bfloat16 by autocast, or plain float32.
-
-    Autocast's cache is off: each use of a weight then has its own bfloat16 copy, and the gradients of the head's chunks
-    add up in float32.
-    """
+    """bfloat16 by autocast, or plain float32. Autocast's cache is off, so that the gradients of the head's chunks add
+    up in float32."""
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if dtype == "bfloat16" else nullcontext()

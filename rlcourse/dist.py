@@ -1,9 +1,7 @@
-"""Several processes that train one model: `torchrun --nproc-per-node N -m rlcourse train ...`, on torch.distributed.
+"""Several processes that train one model, started by `torchrun`: what training asks of its `world`.
 
-`rlcourse.distributed.launch` starts a run in all of them, and gives each its `world`, which training asks for what
-processes share. Here is that of one process, `ALONE`. In `rlcourse/distributed`, `world.py` has that of several ranks
-which split each step (data parallel), and `sharded.py` that of ranks which split the model, too (FSDP2). Nothing heavy
-is imported here.
+`ALONE` is the world of one process. `rlcourse/distributed` has those of several: `world.py` splits each step (data
+parallel), `sharded.py` the model, too (FSDP2). Nothing heavy is imported here.
 """
 
 import os
@@ -23,7 +21,7 @@ class OneProcess:
     rank, size = 0, 1
 
     def all_gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, by rank. They travel as pickles: no tensors on a GPU."""
+        """The values of all ranks, by rank. They travel as pickles, so no tensors on a GPU."""
         return [value]
 
     def all_reduce(self, values: "Tensor") -> "Tensor":
@@ -34,10 +32,9 @@ class OneProcess:
         """Give every rank the sum of all gradients."""
 
     def split_rows(self, rows: "Tensor", cut: Callable[["Tensor"], list[int]]) -> "tuple[Tensor, ...]":
-        """This rank's rows, maybe none, in micro-batches.
+        """This rank's rows, maybe none, in micro-batches: each rank takes every `size`-th, to balance work.
 
-        rows: indices in order of length or group: each rank takes every `size`-th, to balance work. cut: how many of
-        these rows each micro-batch has.
+        rows: indices in order of length or group. cut: how many of these rows each micro-batch has.
         """
         rows = rows[self.rank :: self.size]
         return rows.split(cut(rows)) if len(rows) else ()
@@ -58,7 +55,7 @@ class OneProcess:
         return module
 
     def shared(self, engine: Any, *tasks: Any) -> tuple[Any, ...]:
-        """The engine and tasks: a rank samples for its share of the prompts, and judges its share of the attempts."""
+        """The engine and tasks, which sample and judge this rank's share."""
         return engine, *tasks
 
     def gather_state(self, policy: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -79,28 +76,28 @@ def launched() -> tuple[int, int]:
 
 
 def hush_all_but_first() -> None:
-    """From now on only the first rank prints. The others raise what it raises, and would say it as often."""
+    """From now on only the first rank prints: the others raise what it raises."""
     if launched()[0]:
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
 
 
 def share_of(config: Any, size: int) -> Any:
-    """The config with the prompts of one of `size` ranks, of the one that has most: what its device has to hold."""
+    """The config with the prompts of the rank that has most of them."""
     return replace(config, num_prompts=-(-config.num_prompts // size))
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether this rank has a part of the model alone: FSDP2's modules can be put together."""
+    """Whether this rank has only its shard of the model."""
     return hasattr(model, "unshard")
 
 
 def full_tensor(tensor: Any) -> Any:
-    """The whole of a tensor that is sharded, gathered by all ranks together; any other as it is."""
+    """A sharded tensor, gathered by all ranks together; any other as it is."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def local_tensor(tensor: Any) -> Any:
-    """Of a tensor that is sharded what this rank has; any other as it is."""
+    """This rank's shard of a tensor; any other as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 

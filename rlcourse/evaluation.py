@@ -31,11 +31,11 @@ def answer_problems(
     progress: str | None = None,
     seed: int = 0,
 ) -> list[list[Answer]]:
-    """`num_generations` answers to each problem, in the order of `problems`.
+    """`num_generations` answers to each problem, in their order.
 
-    Sampling draws from a random state of its own, begun with `seed`, so an evaluation never changes the training that
-    follows. progress: the label of a progress bar; None for no bar. Raises ValueError if there are no problems, or too
-    few positions for one of them; RuntimeError if probabilities are not finite.
+    Sampling has a random state of its own, begun with `seed`, so an evaluation never changes the training that follows.
+    progress: the label of a progress bar; None for no bar. Raises ValueError if there are no problems or too few
+    positions for one, RuntimeError if probabilities aren't finite.
     """
     if not problems:
         raise ValueError("There are no problems to answer.")
@@ -91,8 +91,7 @@ def summarize_test(greedy: list[list[Answer]], sampled: list[list[Answer]]) -> d
 
 
 def evaluate(config: TrainConfig) -> dict[str, Any]:
-    """Load the config's model and measure it on the test problems: what `rlcourse eval` does. Beside the results,
-    `metrics` holds the formats of the task's."""
+    """What `rlcourse eval` does: measure the config's model on the test problems. `metrics` has their formats."""
     with start_world() as world:
         check_launch(config)
         policy, engine, task = load_all(config, world)
@@ -100,7 +99,7 @@ def evaluate(config: TrainConfig) -> dict[str, Any]:
 
 
 def sample(config: TrainConfig, count: int, greedy: bool) -> list[Answer]:
-    """Answers of the config's model to the first `count` test problems: what `rlcourse sample` does."""
+    """What `rlcourse sample` does: the model's answers to the first `count` test problems."""
     policy, engine, task = load_all(config)
     problems = task.problems("test")[:count]
     sampling = GREEDY if greedy else config.sampling
@@ -109,7 +108,7 @@ def sample(config: TrainConfig, count: int, greedy: bool) -> list[Answer]:
 
 
 def load_all(config: TrainConfig, world: OneProcess = ALONE) -> tuple[Policy, RolloutEngine, Task]:
-    """Policy, engine and task of a config, on its device. world: who shares the work."""
+    """Policy, engine and task of a config, on its device."""
     device, dtype = find_device(config), getattr(torch, config.dtype)
     world.setup(device, config)
     policy = load_policy(config.model, device)

@@ -1,9 +1,8 @@
 """The files of a run, read and written.
 
-A reader refuses a file that is missing, unreadable, cut short or not what it should be, in one sentence that names the
-file and ends in the caller's `remedy`: FileNotFoundError if there is no file, ValueError otherwise. A writer never
-leaves half a file: it writes to `NAME.writing`, which a kill may leave and the next one replaces. A place that is to be
-written to later is tried first.
+A reader refuses a file that it can't use, in one sentence that names it and ends in the caller's `remedy`:
+FileNotFoundError if there's no file, ValueError otherwise. A writer never leaves half a file: it writes to
+`NAME.writing` and renames.
 """
 
 import hashlib
@@ -42,10 +41,8 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file, none if there is no such file. A last line that a kill cut short is skipped.
-
-    Raises ValueError for any other line that holds no JSON object.
-    """
+    """The objects of a JSON-lines file, none if there is no such file. A last line that a kill cut short is skipped;
+    any other that isn't an object raises ValueError."""
     if not path.exists():
         return []
     remedy = "take that line out, or start a new run"
@@ -68,7 +65,7 @@ def aside_of(path: Path) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write aside and rename, so that the file is never half there. A link or a device, like /dev/stdout, stays one."""
+    """Write aside and rename. A link or a device, like /dev/stdout, stays one."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         path.write_text(text, encoding="utf-8")
         return
@@ -83,7 +80,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to write to, which at the end is renamed to `folder`. That must be empty, or not there."""
+    """A folder to write to, renamed to `folder` at the end. That must be empty, or not there."""
     aside = aside_of(folder)
     shutil.rmtree(aside, ignore_errors=True)
     try:
@@ -107,11 +104,8 @@ def append_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def try_folder(folder: Path, remedy: str, needs_bytes: int = 0) -> None:
-    """Make the folder and write to it, so that nothing is computed for a place that cannot take it.
-
-    remedy: what to do instead. Raises OSError, in one sentence, if the folder cannot be written to or has less room
-    than `needs_bytes`; everything is then left as it was.
-    """
+    """Make the folder and write to it, so that nothing is computed for a place that can't take it. Raises OSError, with
+    everything left as it was, if it can't be written to or has less room than `needs_bytes`."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +126,7 @@ def try_folder(folder: Path, remedy: str, needs_bytes: int = 0) -> None:
 
 
 def try_empty_folder(folder: Path, remedy: str, *inputs: Path) -> None:
-    """As `try_folder`. Raises ValueError for a file, a folder that is not empty, and as `check_apart` does."""
+    """As `try_folder`. Raises ValueError for a file or a folder that isn't empty, too, and as `check_apart` does."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder: {remedy}.")
     check_apart(folder, remedy, *inputs)
@@ -148,8 +142,7 @@ def check_apart(output: Path, remedy: str, *inputs: Path) -> None:
 
 
 def try_file(path: Path, remedy: str, *inputs: Path) -> None:
-    """Raise OSError, in one sentence, if the file cannot be written, ValueError as `check_apart` does. Its content is
-    left alone."""
+    """Raise OSError if the file can't be written, ValueError as `check_apart` does. Its content is left alone."""
     check_apart(path, remedy, *inputs)
     there = path.exists()
     if not there or path.is_file():  # and no device, whose folder is not ours
@@ -164,7 +157,7 @@ def try_file(path: Path, remedy: str, *inputs: Path) -> None:
 
 
 def digest_of(parts: Iterable[Any]) -> str:
-    """The same for the same numbers and texts in the same order."""
+    """The same for the same parts in the same order."""
     found = hashlib.blake2b(digest_size=16)
     for part in parts:
         found.update(repr(part).encode("utf-8", "surrogatepass") + b"\n")

@@ -9,10 +9,8 @@ SECONDS = 5  # for the hub to answer at all
 
 
 def load_rows(name: str, remedy: str, *options: str, **more: str) -> Any:
-    """A data set of the hub. options, more: `datasets.load_dataset`'s. remedy: what to do where there is no network.
-
-    Raises ConnectionError, in one sentence, if it can't be read.
-    """
+    """A data set of the hub, as `datasets.load_dataset` has it. remedy: what to do without a network. Raises
+    ConnectionError if it can't be read."""
     import datasets
 
     try:
@@ -27,8 +25,7 @@ def load_rows(name: str, remedy: str, *options: str, **more: str) -> Any:
 
 @contextmanager
 def hub_or_cache() -> Iterator[None]:
-    """Within, the hub's libraries use their cache alone if the hub does not answer. Otherwise they would ask for each
-    file five times, for half a minute."""
+    """Within, the hub's libraries use their cache alone if the hub doesn't answer: they'd ask five times per file."""
     from huggingface_hub import constants, get_session
 
     libraries = [constants]

@@ -15,11 +15,10 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Terminated(KeyboardInterrupt):
-    """One of STOPS arrived, whose number is the argument: a rented machine stops, or the terminal was closed."""
+    """One of STOPS arrived, whose number is the argument."""
 
 
 def raise_terminated(number: int, _) -> None:
-    """A handler of STOPS for where nothing has to be finished first."""
     raise Terminated(number)
 
 
@@ -30,10 +29,8 @@ def say(text: str) -> None:
 
 
 class StopAfterStep:
-    """Delays Ctrl-C and STOPS until the current step ends, so that half a step is never saved.
-
-    world: the processes of the run. They stop after the same step; only the first may stop between steps.
-    """
+    """Delays Ctrl-C and STOPS until the current step ends, so that half a step is never saved. All processes of the
+    `world` stop after the same step; only the first may stop between steps."""
 
     def __init__(self, world: OneProcess = ALONE):
         self.world = world
@@ -76,8 +73,7 @@ class StopAfterStep:
 @contextmanager
 def saved_when_stopped(training: Any, save: Callable[[Any], None]) -> Iterator[StopAfterStep]:
     """Around the loop of a run: on Ctrl-C, on STOPS, or when the pipe of its progress bar is closed, the current step
-    is finished, then `save(training)` is called, and the command that goes on is printed. Half a step, after a second
-    Ctrl-C, is not saved. Raises OSError, in one sentence, when a disk is full."""
+    is finished and `save(training)` called. Half a step, after a second Ctrl-C, isn't saved."""
     with StopAfterStep(training.world) as stop:
         try:
             yield stop

@@ -42,7 +42,7 @@ class Means:
         self.largest[name] = torch.maximum(self.largest.get(name, zero), values.max())
 
     def together(self, world: OneProcess) -> "Means":
-        """What all ranks have counted. A rank without a micro-batch has counted nothing, under no name."""
+        """What all ranks have counted. One without a micro-batch has counted nothing."""
         if world.size == 1:
             return self
         found = Means()
@@ -83,7 +83,6 @@ def rollout_metrics(sampled: Completions, config: TrainConfig) -> dict[str, floa
 
 
 def step_metrics(batch: Batch, sampled: Completions, config: TrainConfig, means: Means) -> dict[str, float | None]:
-    """All that a step measures, by name."""
     metrics = rollout_metrics(sampled, config)
     if batch.ref_logprobs is not None:
         kl = kl_estimate(batch.rollout.logprobs, batch.ref_logprobs, "k3")
@@ -104,7 +103,7 @@ def step_timing(timer: PhaseTimer, sampled: Completions) -> dict[str, float]:
 
 
 def run_summary(training: Any, after: dict[str, Any]) -> dict[str, Any]:
-    """What every `summary.json` has. training: a `TrainingLoop` that is done; after: its last test."""
+    """What every `summary.json` has. training: a `TrainingLoop` that's done; after: its last test."""
     return {
         "wall_seconds": time.perf_counter() - training.clock,
         "seconds": dict(training.spent.seconds),

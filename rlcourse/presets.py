@@ -6,10 +6,8 @@ _GPU = {
     "dtype": "bfloat16",
     "lr": 1e-6,
     "steps": 200,
-    "logprob_chunk": 4096,
     "eval_every": 20,
     "eval_validation": 256,
-    "save_every": 20,
 }
 # Without examples the model never writes `#### NUMBER`, so it earns nothing and learns nothing.
 _GSM8K = _GPU | {
@@ -31,8 +29,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "a10g": _GSM8K
     | {
         "compile": True,
-        "num_prompts": 16,
-        "num_generations": 8,
         "micro_batch_tokens": 4096,
         "logprob_chunk": 1024,
         "gradient_checkpointing": True,
@@ -41,7 +37,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "h200": _GSM8K
     | {
         "num_prompts": 32,
-        "num_generations": 8,
         "micro_batch_tokens": 32768,
         "logprob_chunk": 16384,
         "save_every": 500,  # a run takes four minutes, and saves where it is stopped
@@ -52,7 +47,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "model": "Qwen/Qwen3-0.6B",
         "task": "math",
         "num_prompts": 32,
-        "num_generations": 8,
         "micro_batch_tokens": 40960,
         "logprob_chunk": 16384,
         "max_prompt_tokens": 512,
@@ -84,7 +78,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "lora_rank": 32,
         "lr": 1e-5,
         "num_prompts": 8,
-        "num_generations": 8,
         "micro_batch_tokens": 32768,
         "logprob_chunk": 16384,
         "max_prompt_tokens": 2048,

@@ -30,8 +30,7 @@ SAMPLES_A_STEP = 4
 def new_run(config: TrainConfig) -> "RunFolder":
     """A new folder for a run of `config`. If its default name is taken, a number is added.
 
-    Raises ValueError if a name given by hand is taken or the tracker is not installed, OSError if `output` cannot be
-    written to.
+    Raises ValueError if a name given by hand is taken, OSError if `output` can't be written to.
     """
     check_tracker(config)
     root = Path(config.output).expanduser()
@@ -46,11 +45,11 @@ def new_run(config: TrainConfig) -> "RunFolder":
 
 
 def run_to_resume(settings: dict[str, Any], kind: type[Settings] = TrainConfig) -> "RunFolder":
-    """The folder of a run to continue, with its saved settings, overridden by `settings`.
+    """The folder of a run to continue, with its saved settings, overridden by `settings`, those that the user gave.
 
-    settings: those that the user gave. `output` and `name` identify the run; without a name it is the latest with the
-    default name of the settings in `FIND_A_RUN`. Raises ValueError for a setting that cannot change, or a config.json
-    that cannot be used, FileNotFoundError if there is no such run. Writes nothing: `RunFolder.keep_config` does.
+    `output` and `name` identify the run; without a name it's the latest with the default name of the settings in
+    `FIND_A_RUN`. Raises ValueError for a setting that can't change or a config.json that can't be used,
+    FileNotFoundError if there's no such run. Writes nothing.
     """
     settings = kind.check_settings(settings)
     wanted = kind(**{name: settings[name] for name in FIND_A_RUN if name in settings})
@@ -95,8 +94,8 @@ def _numbered(root: Path, name: str) -> list[Path]:
 
 
 class RunFolder(AbstractContextManager):
-    """Where a run logs: always to files, also to TensorBoard or W&B if asked to. It's this process's alone until the
-    end of its context."""
+    """Where a run logs: to files, and to TensorBoard or W&B if asked. Until its context ends, it's this process's
+    alone."""
 
     def __init__(self, path: Path, config: TrainConfig):
         self.path, self.config, self.lock = path, config, locked(path)
@@ -108,11 +107,10 @@ class RunFolder(AbstractContextManager):
         self.lock.close()
 
     def keep_config(self) -> None:
-        """Save the settings that hold from now on."""
         write_json(self.path / "config.json", self.config.to_dict())
 
     def log_step(self, metrics: dict[str, Any], completions: Completions | None) -> None:
-        """One line of metrics, `timing` among them, and some of the step's completions, if it had any."""
+        """One line of metrics, and some of the step's completions, if it had any."""
         append_json(self.path / "metrics.jsonl", metrics)
         self.tracker(metrics["step"], "train", metrics | metrics["timing"])
         answers = completions.answers if completions else []
@@ -128,12 +126,11 @@ class RunFolder(AbstractContextManager):
             append_json(self.path / "samples.jsonl", sample)
 
     def log_eval(self, metrics: dict[str, Any]) -> None:
-        """One line of a validation."""
         append_json(self.path / "evals.jsonl", metrics)
         self.tracker(metrics["step"], "validation", metrics)
 
     def warn(self, step: int, warnings: dict[str, str]) -> None:
-        """Say warnings, by kind, in the terminal and keep them in warnings.jsonl, each kind once."""
+        """Say warnings, by kind, each kind once, and keep them in warnings.jsonl."""
         for kind, text in warnings.items():
             if kind not in self.warned():
                 say(textwrap.fill(f"Warning: {text}", width=100))
@@ -144,7 +141,7 @@ class RunFolder(AbstractContextManager):
         return {line["kind"]: line["text"] for line in read_lines(self.path / "warnings.jsonl")}
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """The lines of one of the run's JSON-lines files. Raises ValueError for a line without a step."""
+        """The lines of one of the run's JSON-lines files, each with a step."""
         lines = read_lines(self.path / name)
         for number, line in enumerate(lines, start=1):
             if type(line.get("step")) is not int:
@@ -154,12 +151,12 @@ class RunFolder(AbstractContextManager):
         return lines
 
     def remove_unless_begun(self) -> None:
-        """Delete the folder if it has neither a step nor a checkpoint, so that the next try can have its name."""
+        """Delete the folder if it has no step and no checkpoint, so that the next try can have its name."""
         if not (self.path / "metrics.jsonl").exists() and not (self.path / "checkpoints").exists():
             shutil.rmtree(self.path)
 
     def forget_after(self, step: int) -> None:
-        """Drop the lines of steps after `step`, that of a checkpoint; they will be logged again."""
+        """Drop the lines after `step`, that of a checkpoint; they'll be logged again."""
         logs = ("metrics.jsonl", "evals.jsonl", "samples.jsonl", "warnings.jsonl")
         kept = {name: self.lines(name) for name in logs}
         for name, lines in kept.items():  # all of them are read before one is written
@@ -168,8 +165,8 @@ class RunFolder(AbstractContextManager):
                 write_text(self.path / name, text)
 
     def finish(self, summary: dict[str, Any], curves: str) -> None:
-        """Write curve.png, with the curves of that name in `rlcourse.measure.plots`, then summary.json, which says that
-        the run is finished."""
+        """Write curve.png, then summary.json, which says that the run is finished. curves: a name in
+        `rlcourse.measure.plots`."""
         from rlcourse.measure import plots
 
         metrics, evals = self.lines("metrics.jsonl"), self.lines("evals.jsonl")
@@ -185,10 +182,8 @@ class RunFolder(AbstractContextManager):
 
 
 def locked(path: Path) -> TextIOWrapper:
-    """A file in the run's folder on which this process has a lock, until it's closed or the process ends.
-
-    Raises ValueError if another process has it. Where the system has no such locks, there is none.
-    """
+    """A file in the run's folder that this process locks until it's closed or the process ends, where the system has
+    locks. Raises ValueError if another process has it."""
     file = (path / ".lock").open("w")
     try:
         import fcntl  # Windows has none

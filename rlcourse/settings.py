@@ -2,7 +2,7 @@
 
 Each field of a config declares them beside its default, with `setting`. `check_setting` is the one place that refuses a
 value, whether it comes from the command line, from Python, or from the file of a run. Options of commands that are not
-settings of a run have ranges too (`cli_options.within`).
+settings of a run have ranges too (`cli_shared.within`).
 """
 
 import types

@@ -12,7 +12,7 @@ import pytest
 from toy import TOY, assert_same_run, at_step, end_of, folder, fork, lines, tiny, use_the_toy, whole_run  # noqa: F401
 from typer.testing import CliRunner
 
-from rlcourse import cli, cli_errors, interrupts
+from rlcourse import cli, cli_shared, interrupts
 from rlcourse import train as trainer
 from rlcourse.checkpoint import latest_checkpoint
 from rlcourse.config import make_config
@@ -93,7 +93,7 @@ def test_a_run_saves_when_the_pipe_of_its_progress_bar_is_closed(tiny, tmp_path,
 def test_nohup_is_respected():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with interrupts.StopAfterStep(), cli_errors.silence():
+        with interrupts.StopAfterStep(), cli_shared.silence():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -8,8 +8,7 @@ from rlcourse import bench as shipped
 from rlcourse.bench import Options
 from rlcourse.bench.options import BENCHMARKS as SHIPPED
 from rlcourse.bench.results import Results, Rows
-from rlcourse.cli_errors import user_errors
-from rlcourse.cli_options import parse_rows, takes_settings
+from rlcourse.cli_shared import parse_rows, takes_settings, user_errors
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.files import try_folder
 from rlcourse.measure.traces import trace_path
