@@ -4,17 +4,15 @@ Only light modules are imported here, so that `--help` answers at once; each com
 """
 
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from rlcourse import __version__, cli_tables
-from rlcourse.cli_shared import drop_output, refuse, takes_settings, user_errors, within
+from rlcourse.cli_shared import App, drop_output, refuse, takes_settings, within
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.dist import hush_all_but_first, launched
-from rlcourse.files import try_folder
 from rlcourse.openmp import spare_busy_cores
 from rlcourse.settings import COUNT
 
@@ -36,7 +34,7 @@ class Commands(TyperGroup):
         return typer.main.get_command(more).commands
 
 
-app = typer.Typer(
+app = App(
     cls=Commands,
     no_args_is_help=True,
     add_completion=False,
@@ -74,19 +72,15 @@ def train(
     An option overrides what the algorithm sets, and the algorithm overrides the preset. The defaults below are those of
     the laptop preset with Dr. GRPO; `--preset a10g --dry-run` shows another's.
     """
-    with user_errors():
-        if dry_run:
-            from rlcourse.preview import print_preview
+    if dry_run:
+        from rlcourse.preview import print_preview
 
-            return print_preview(make_config(**settings), BEGAN)
-        if resume:
-            TrainConfig.check_settings(settings)  # before anything is loaded; the rest is in the run's folder
-        else:
-            config = make_config(**settings)
-            try_folder(Path(config.output).expanduser(), "choose another --output")
-        from rlcourse import train as training
+        return print_preview(make_config(**settings), BEGAN)
+    config = TrainConfig.check_settings(settings) if resume else make_config(**settings)
+    from rlcourse import train as training
 
-        cli_tables.print_summary(training.resume(**settings) if resume else training.train(config, BEGAN))
+    summary = training.resume(**settings) if resume else training.train(config, BEGAN)
+    cli_tables.print_summary(summary, f"{summary['eval_problems']} problems held out")
 
 
 @app.command("eval", epilog="Example: rlcourse eval --model runs/first/checkpoints/step-000010")
@@ -96,11 +90,10 @@ def evaluate(settings: dict[str, Any]):
 
     Each problem gets a greedy answer, and some get sampled ones for pass@k. `--model` can be a run's checkpoint.
     """
-    with user_errors():
-        config = make_config(**settings)
-        from rlcourse import evaluation
+    config = make_config(**settings)
+    from rlcourse import evaluation
 
-        cli_tables.print_evaluation(config, evaluation.evaluate(config))
+    cli_tables.print_evaluation(config, evaluation.evaluate(config))
 
 
 @app.command(epilog="Example: rlcourse sample --model embedded --count 3")
@@ -111,11 +104,10 @@ def sample(
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the most probable token each time.")] = False,
 ):
     """Show a model's answers to test problems, and how each is judged."""
-    with user_errors():
-        config = make_config(**settings)
-        from rlcourse import evaluation
+    config = make_config(**settings)
+    from rlcourse import evaluation
 
-        cli_tables.print_answers(evaluation.sample(config, count, greedy))
+    cli_tables.print_answers(evaluation.sample(config, count, greedy))
 
 
 def main() -> None:

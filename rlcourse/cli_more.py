@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from rlcourse.cli_shared import parse_rows, takes_settings, user_errors, within
-from rlcourse.files import try_empty_folder, try_file, try_folder
+from rlcourse.cli_shared import App, parse_rows, takes_settings, within
+from rlcourse.files import try_empty_folder, try_file
 from rlcourse.settings import COUNT, MEMORY_GB, SEED, Range
 from rlcourse.sft.config import SFTConfig, make_config
 
-app = typer.Typer()
+app = App()
 
 
 @app.command(epilog="Example: rlcourse sft --data minigsm --steps 25")
@@ -28,16 +28,12 @@ def sft(
     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}. Other commands take a
     checkpoint as their `--model`.
     """
-    with user_errors():
-        if resume:
-            SFTConfig.check_settings(settings)  # before anything is loaded; the rest is in the run's folder
-        else:
-            config = make_config(**settings)
-            try_folder(Path(config.output).expanduser(), "choose another --output")
-        from rlcourse import cli_tables
-        from rlcourse.sft import trainer
+    config = SFTConfig.check_settings(settings) if resume else make_config(**settings)
+    from rlcourse import cli_tables
+    from rlcourse.sft import trainer
 
-        cli_tables.print_fine_tuning(trainer.resume(**settings) if resume else trainer.fine_tune(config))
+    summary = trainer.resume(**settings) if resume else trainer.fine_tune(config)
+    cli_tables.print_summary(summary, f"{summary['examples']:,} examples learned, {summary['held_out']} held out")
 
 
 @app.command("filter", epilog="Example: rlcourse filter traces.jsonl --task gsm8k --output right.jsonl")
@@ -50,13 +46,12 @@ def keep_right(
 
     `rlcourse sft --data` can then learn from them. Demonstrations of validation and test problems are dropped.
     """
-    with user_errors():
-        data, output = data.expanduser(), output.expanduser()
-        try_file(output, "choose another --output", data)
-        from rlcourse.sft import traces
-        from rlcourse.tasks import load_task
+    data, output = data.expanduser(), output.expanduser()
+    try_file(output, "choose another --output", data)
+    from rlcourse.sft import traces
+    from rlcourse.tasks import load_task
 
-        print(traces.keep_right(data, load_task(task), output))
+    print(traces.keep_right(data, load_task(task), output))
 
 
 @app.command(epilog="Example: rlcourse merge runs/first --output merged")
@@ -68,13 +63,12 @@ def merge(
 
     The result has plain float32 weights, W + (alpha / rank) B A.
     """
-    with user_errors():
-        output = output.expanduser()
-        try_empty_folder(output, "choose another --output", adapter)
-        from rlcourse.merge import merge_adapter
+    output = output.expanduser()
+    try_empty_folder(output, "choose another --output", adapter)
+    from rlcourse.merge import merge_adapter
 
-        found = merge_adapter(adapter.expanduser(), output)
-        print(f"{found} is merged into its base: `rlcourse eval --model {output}` measures it.")
+    found = merge_adapter(adapter.expanduser(), output)
+    print(f"{found} is merged into its base: `rlcourse eval --model {output}` measures it.")
 
 
 @app.command(epilog="Example: rlcourse publish runs/first --to published")
@@ -89,10 +83,9 @@ def publish(
     against the run's last checkpoint. With several seeds of a run, the card shows their mean and range, and the weights
     are the first one's.
     """
-    with user_errors():
-        from rlcourse.publish import publish
+    from rlcourse.publish import publish
 
-        print(publish(runs, to, hub))
+    print(publish(runs, to, hub))
 
 
 @app.command(epilog="Example: rlcourse bench decode --shape embedded --rows 16")
@@ -116,11 +109,10 @@ def bench(
     `decode` times every way to decode, from `generate` to our kernels; `step` times a whole training step. Weights are
     random.
     """
-    with user_errors():
-        from rlcourse.bench import Options, run_bench
+    from rlcourse.bench import Options, run_bench
 
-        options = Options(shape, tuple(parse_rows(rows)), prompt_tokens, new_tokens, lengths, repeats)
-        run_bench(what, options)
+    options = Options(shape, tuple(parse_rows(rows)), prompt_tokens, new_tokens, lengths, repeats)
+    run_bench(what, options)
 
 
 @app.command(epilog="Example: rlcourse speedrun speedrun/dr_grpo.py")
@@ -137,17 +129,16 @@ def speedrun(
     The goal is 80% of the embedded task's test problems, on two cores. The verifier draws the seeds, keeps the clock
     and tests the weights. Rules and records are in docs/speedrun.md.
     """
-    with user_errors():
-        from rlcourse.speedrun import verifier
+    from rlcourse.speedrun import verifier
 
-        if model is not None and not gsm8k:
-            raise ValueError("--model is for --gsm8k: on two cores everybody starts from the embedded model.")
-        track = verifier.GSM8K if gsm8k else verifier.EMBEDDED
-        attempts = []
-        for attempt in verifier.verify(recipe.expanduser(), track, model, seeds):
-            attempts.append(attempt)
-            print(attempt)
-        print(verifier.in_short(attempts))
+    if model is not None and not gsm8k:
+        raise ValueError("--model is for --gsm8k: on two cores everybody starts from the embedded model.")
+    track = verifier.GSM8K if gsm8k else verifier.EMBEDDED
+    attempts = []
+    for attempt in verifier.verify(recipe.expanduser(), track, model, seeds):
+        attempts.append(attempt)
+        print(attempt)
+    print(verifier.in_short(attempts))
 
 
 @app.command(epilog="Example: rlcourse grade exercises/01_policy_gradient.ipynb --junit grades.xml")
@@ -174,14 +165,13 @@ def grade(
     report says what isn't isolated. Kernel questions need CuTe DSL, but no GPU; where it's missing, the report lists
     what wasn't graded.
     """
-    with user_errors():
-        inputs = [submission, *submission.rglob("*.ipynb"), *(hidden.glob("*.py") if hidden else ())]
-        for file in (junit, csv):
-            if file is not None:
-                try_file(file, "name another file", *inputs)
-        from rlcourse.course.grading.report import run_grade
+    inputs = [submission, *submission.rglob("*.ipynb"), *(hidden.glob("*.py") if hidden else ())]
+    for file in (junit, csv):
+        if file is not None:
+            try_file(file, "name another file", *inputs)
+    from rlcourse.course.grading.report import run_grade
 
-        run_grade(submission, junit, csv, hidden=hidden, seed=seed, memory_gb=memory)
+    run_grade(submission, junit, csv, hidden=hidden, seed=seed, memory_gb=memory)
 
 
 @app.command(epilog="Example: rlcourse lab --port 8889")
@@ -189,10 +179,9 @@ def lab(
     port: Annotated[int, typer.Option("--port", help="Port of the server.", callback=within(Range(1, 65535)))] = 8888,
 ):
     """Open the course's notebooks in JupyterLab."""
-    with user_errors():
-        from rlcourse.course.lab import lab
+    from rlcourse.course.lab import lab
 
-        raise typer.Exit(lab(port))
+    raise typer.Exit(lab(port))
 
 
 @app.command(epilog="Example: rlcourse doctor --json")
@@ -201,9 +190,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts
 
     It lists the hardware, the presets that fit, and what's missing, with the command that installs it.
     """
-    with user_errors():
-        from rlcourse import doctor
+    from rlcourse import doctor
 
-        facts = doctor.gather()
-        doctor.print_json(facts) if as_json else doctor.print_report(facts)
-        raise typer.Exit(0 if doctor.healthy(facts) else 1)
+    facts = doctor.gather()
+    doctor.print_json(facts) if as_json else doctor.print_report(facts)
+    raise typer.Exit(0 if doctor.healthy(facts) else 1)

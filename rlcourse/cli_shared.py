@@ -116,6 +116,14 @@ def user_errors() -> Iterator[None]:
         refuse(sentence(error), 2 if isinstance(error, ValueError | FileNotFoundError) else 1)
 
 
+class App(typer.Typer):
+    """An app whose commands all run within `user_errors`."""
+
+    def command(self, *arguments: Any, **options: Any) -> Callable:
+        register = super().command(*arguments, **options)
+        return lambda function: register(user_errors()(function))
+
+
 def sentence(error: Exception) -> str:
     """What went wrong, and what to do."""
     first = next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -12,10 +12,10 @@ from rlcourse.config import TrainConfig
 
 
 def printed(name: str, value: float | None, metrics: dict[str, str]) -> str:
-    """A result as a table has it: in its task's format, tokens with one decimal, everything else as a share."""
+    """A result as a table has it: in its task's format, or as a share."""
     from rlcourse.tasks import in_format
 
-    return in_format(value, metrics.get(name, ".1f" if name == "tokens" else ".1%"))
+    return in_format(value, ({"loss": ".3f", "tokens": ".1f"} | metrics).get(name, ".1%"))
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
@@ -48,37 +48,21 @@ def print_answers(answers: list[Any]) -> None:
         console.print(f"Gold: {answer.problem.gold}\n", soft_wrap=True)
 
 
-def print_summary(summary: dict[str, Any]) -> None:
-    """What a run achieved: test results before and after, and some answers of the trained model."""
-    before, after = summary["before"], summary["after"]
-    table = Table("test problems", "before", "after", title=f"{summary['eval_problems']} problems held out")
-    for name in (*summary["metrics"], *(key for key in after if key.startswith("pass@")), "tokens"):
-        values = (printed(name, when[name], summary["metrics"]) for when in (before, after))
-        table.add_row(name.replace("_", " "), *values)
-    right = Column("right", no_wrap=True)
-    samples = Table("question", "answer after training", right, title="Samples", show_lines=True)
-    for sample in after["samples"][:4]:
-        samples.add_row(escape(sample["question"]), escape(sample["text"]), "yes" if sample["right"] else "no")
-    Console().print(samples)
+def print_summary(summary: dict[str, Any], title: str) -> None:
+    """What a run achieved: some answers of the trained model, what was measured before and after, warnings again, how
+    long it took, in how many steps the weights changed, and where the results are."""
+    before, after, metrics = summary["before"], summary["after"], summary["metrics"]
+    if "samples" in after:
+        right = Column("right", no_wrap=True)
+        samples = Table("question", "answer after training", right, title="Samples", show_lines=True)
+        for sample in after["samples"][:4]:
+            samples.add_row(escape(sample["question"]), escape(sample["text"]), "yes" if sample["right"] else "no")
+        Console().print(samples)
+    table = Table("measure", "before", "after", title=title)
+    for name in after:
+        if name in metrics or name in ("loss", "tokens") or name.startswith("pass@"):
+            table.add_row(name.replace("_", " "), *(printed(name, when[name], metrics) for when in (before, after)))
     print_table(table)
-    print_ending(summary)
-
-
-def print_fine_tuning(summary: dict[str, Any]) -> None:
-    """What fine-tuning achieved: held-out loss, and what the task measures, before and after."""
-    before, after = summary["before"], summary["after"]
-    table = Table("measure", "before", "after", title=f"{summary['examples']:,} examples learned")
-    if "loss" in after:
-        table.add_row(f"loss of {summary['held_out']} held out", f"{before['loss']:.3f}", f"{after['loss']:.3f}")
-    for name in summary["metrics"]:
-        values = (printed(name, when[name], summary["metrics"]) for when in (before, after))
-        table.add_row(name.replace("_", " "), *values)
-    print_table(table)
-    print_ending(summary)
-
-
-def print_ending(summary: dict[str, Any]) -> None:
-    """Warnings again, how long it took, in how many steps the weights changed, and where the results are."""
     console, steps, changed = Console(), summary["steps"], summary["steps_that_changed_weights"]
     for text in summary["warnings"].values():
         console.print(f"[yellow]Warning:[/yellow] {escape(text)}", highlight=False)

@@ -87,14 +87,13 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_graded(op
     assert [path.name for path in tmp_path.iterdir()] == ["file"] and (tmp_path / "file").read_text() == "mine"
 
 
-def test_an_output_of_a_model_that_cannot_be_written_is_refused_before_it_is_merged_or_trained(tmp_path):
+def test_an_output_of_a_model_that_cannot_be_written_is_refused_before_it_is_merged(tmp_path):
     (tmp_path / "file").write_text("mine")
     assert "file is not an empty folder" in refused("merge", "x", "--output", "file")
-    for command in (["merge", "x"], ["sft"]):
-        said = refused(*command, "--output", "file/model", code=1)
-        assert "(a file is in its place): choose another --output." in said
-        if os.path.exists("/proc/self"):
-            assert "cannot be written to /proc/self/model" in refused(*command, "--output", "/proc/self/model", code=1)
+    said = refused("merge", "x", "--output", "file/model", code=1)
+    assert "(a file is in its place): choose another --output." in said
+    if os.path.exists("/proc/self"):
+        assert "cannot be written to /proc/self/model" in refused("merge", "x", "--output", "/proc/self/model", code=1)
 
 
 @pytest.mark.parametrize(
@@ -121,11 +120,15 @@ def real_trainer(monkeypatch):
     """The trainer's own functions, which have no model to load."""
     monkeypatch.undo()
     monkeypatch.setattr(trainer, "Trainer", None)
+    monkeypatch.setattr(fine_tuning, "FineTuning", None)
 
 
-def test_an_output_of_a_run_that_cannot_be_written_is_refused_before_the_model_is_loaded(tmp_path, real_trainer):
+@pytest.mark.parametrize("command", ["train", "sft"])
+def test_an_output_of_a_run_that_cannot_be_written_is_refused_before_the_model_is_loaded(
+    command, tmp_path, real_trainer
+):
     (tmp_path / "file").write_text("mine")
-    sentence = refused("train", "--device", "cpu", "--output", str(tmp_path / "file"), code=1)
+    sentence = refused(command, "--device", "cpu", "--output", str(tmp_path / "file"), code=1)
     assert "(a file is in its place): choose another --output." in sentence
 
 
