@@ -1,5 +1,6 @@
 """The commands beside `train`, `eval` and `sample`, registered by `cli.py`."""
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -193,5 +194,5 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts
     from rlcourse import doctor
 
     facts = doctor.gather()
-    doctor.print_json(facts) if as_json else doctor.print_report(facts)
+    print(json.dumps(facts, indent=2)) if as_json else doctor.print_report(facts)
     raise typer.Exit(0 if doctor.healthy(facts) else 1)

@@ -5,10 +5,8 @@ any other: nothing here raises because a library is missing.
 """
 
 import importlib.util
-import json
 import platform
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +26,20 @@ OPTIONAL = {  # module, what it is for, and what to install
     "CuTe DSL": ("cutlass", "for lessons 08 to 10, and to sample faster on an H100", "'rlcourse[kernels]'"),
     "math-verify": ("math_verify", "for --task math", "'rlcourse[math]'"),
 }
+SHIPPED = {
+    "embedded model": "minigsm/model/model.safetensors",
+    "embedded problems": "minigsm/test.jsonl",
+    "kernel model": "kernels/model/model.safetensors",
+    "kernel problems": "kernels/test.txt",
+}
 
 
 def gather() -> dict[str, Any]:
     """The facts, ready for JSON: 'machine', 'checks' and 'presets'.
 
     machine: see `machine_facts`. checks: one {name, ok, required, detail, mend} for each thing that was looked for;
-    mend is the command that helps, '' if ok. presets: one {preset, device, ranks, shard, needs_bytes, has_bytes,
-    fits} for each, None if unknown; where there are several GPUs one for a rank on each of them, too, and one with
-    `--shard`.
+    mend is the command that helps, '' if ok. presets: one {preset, device, needs_bytes, has_bytes, fits} for each, None
+    if unknown.
     """
     facts = machine_facts()
     checks = [*library_checks(facts), gpu_check(facts), *data_checks(), *optional_checks()]
@@ -96,18 +99,11 @@ def data_checks() -> list[dict[str, Any]]:
         data = data_folder()
     except FileNotFoundError:
         data = Path("data")
-    model = ["model/config.json", "model/model.safetensors", "model/tokenizer.json"]
-    shipped = {
-        "embedded model": ("minigsm", model),
-        "embedded problems": ("minigsm", ["train.jsonl", "validation.jsonl", "test.jsonl"]),
-        "kernel model": ("kernels", model),
-        "kernel problems": ("kernels", ["train.txt", "validation.txt", "test.txt"]),
-    }
     checks = []
-    for name, (folder, files) in shipped.items():
-        lacking = [file for file in files if not (data / folder / file).is_file()]
-        detail = f"data/{folder} lacks " + ", ".join(lacking) if lacking else "here"
-        checks.append(check(name, not lacking, detail, f"git checkout -- data/{folder}", True))
+    for name, file in SHIPPED.items():
+        there = (data / file).is_file()
+        detail = "here" if there else f"data/{file} is missing"
+        checks.append(check(name, there, detail, f"git checkout -- data/{file.partition('/')[0]}", True))
     return checks
 
 
@@ -131,32 +127,21 @@ def preset_facts(facts: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     from rlcourse import memory
     from rlcourse.config import PRESETS, make_config
-    from rlcourse.dist import share_of
     from rlcourse.measure import shapes
 
     rows = []
     for preset in PRESETS:
         config = make_config(preset)
-        gpu = config.dtype == "bfloat16"
-        has = max((g["memory_bytes"] for g in facts["gpus"]), default=0) if gpu else facts["memory_bytes"]
-        device = "cuda" if gpu else "cpu"
-        several = max(1, len(facts["gpus"])) if gpu else 1
-        ways = sorted({(1, False), (several, False), (several, several > 1 and not config.lora_rank)})
-        for ranks, shard in ways:
-            try:
-                share = replace(share_of(config, ranks), shard=shard)
-                shape, exact = shapes.model_shape(config.model), memory.has_exact_pass(share, device)
-                estimate = memory.estimate(share, shape, device, ranks, exact)
-                needs, fits = estimate.peak, None if has is None else estimate.peak <= has
-            except (FileNotFoundError, ValueError):  # the embedded model is missing or broken
-                needs, fits = None, None
-            row = {"preset": preset, "device": device, "ranks": ranks, "shard": shard}
-            rows.append(row | {"needs_bytes": needs, "has_bytes": has, "fits": fits})
+        device = "cuda" if config.dtype == "bfloat16" else "cpu"
+        has = max((g["memory_bytes"] for g in facts["gpus"]), default=0) if device == "cuda" else facts["memory_bytes"]
+        try:
+            shape, exact = shapes.model_shape(config.model), memory.has_exact_pass(config, device)
+            needs = memory.estimate(config, shape, device, exact=exact).peak
+        except (FileNotFoundError, ValueError):  # the embedded model is missing or broken
+            needs = None
+        fits = None if None in (needs, has) else needs <= has
+        rows.append({"preset": preset, "device": device, "needs_bytes": needs, "has_bytes": has, "fits": fits})
     return rows
-
-
-def print_json(facts: dict[str, Any]) -> None:
-    print(json.dumps(facts, indent=2))
 
 
 def print_report(facts: dict[str, Any], console: Console | None = None) -> None:
@@ -192,8 +177,6 @@ def print_report(facts: dict[str, Any], console: Console | None = None) -> None:
     table = Table("preset", "device", "needs at most", "this machine has", "fits", title="Presets")
     for row in facts["presets"]:
         fits = {True: "[green]yes[/green]", False: "[red]no[/red]", None: "unknown"}[row["fits"]]
-        device = row["device"] if row["ranks"] == 1 else f"each of {row['ranks']} x {row['device']}"
-        device += ", --shard" if row["shard"] else ""
-        table.add_row(row["preset"], device, size(row["needs_bytes"]), size(row["has_bytes"]), fits)
+        table.add_row(row["preset"], row["device"], size(row["needs_bytes"]), size(row["has_bytes"]), fits)
     if facts["presets"]:
         print_table(table, console)

@@ -4,7 +4,7 @@ import math
 import shlex
 import textwrap
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -165,13 +165,10 @@ def samples(found: list[dict[str, Any]]) -> list[str]:
 
 
 def repetition(run: Run) -> str:
-    """The command that repeats the run, the settings that differ from the defaults, and the libraries' versions."""
-    changed = {f.name: value for f in fields(run.config) if (value := getattr(run.config, f.name)) != f.default}
-    rows = [f"| {name} | `{public(value)}` |" for name, value in changed.items() if name not in PRIVATE]
-    table = "\n".join(["| setting that differs from the default | value |", "|---|---|", *rows])
+    """The command that repeats the run, and the libraries' versions."""
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "peft"))
     with_these = f"rlcourse {__version__}, {versions}"  # which need not be installed
-    return f"## Repeat it\n\n```bash\n{repeat_command(run)}\n```\n\n{table}\n\nPublished with {with_these}."
+    return f"## Repeat it\n\n```bash\n{repeat_command(run)}\n```\n\nPublished with {with_these}."
 
 
 def repeat_command(run: Run) -> str:
