@@ -26,7 +26,7 @@ COPY_ADAPTER = "copy the adapter's files again"
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> nn.Module:
     """Give the base the adapter in `folder`, to the last bit. Returns peft's model around it. Raises FileNotFoundError
-    or ValueError, in one sentence, for an adapter that cannot be read, does not fit, or is more than W + s B A."""
+    or ValueError for an adapter that can't be read, doesn't fit, or is more than W + s B A."""
     file = folder / "adapter_model.safetensors"
     check_options(folder / "adapter_config.json")
     if not file.is_file():
@@ -67,8 +67,8 @@ def check_options(file: Path) -> None:
 
 @torch.no_grad()
 def load_merged(model: PreTrainedModel, folder: Path) -> None:
-    """Merge the adapter in `folder` into the model. Raises what `load_adapter` does, and ValueError unless the merged
-    model has the logits that peft's has."""
+    """Merge the adapter in `folder` into the model. Raises what `load_adapter` does, and ValueError if the logits
+    aren't peft's."""
     wrapped, ids = load_adapter(model, folder), torch.arange(1, 9, device=model.device)[None]
     expected = wrapped(input_ids=ids, use_cache=False).logits
     merge(model)
@@ -78,14 +78,14 @@ def load_merged(model: PreTrainedModel, folder: Path) -> None:
 
 
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Write the model's adapter to the folder in peft's format, without asking the hub for its base as peft would."""
+    """Write the model's adapter in peft's format, without asking the hub for its base as peft would."""
     weights = {name: parameter.detach().contiguous() for name, parameter in _adapter_weights(model).items()}
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     model.peft_config[NAME].save_pretrained(folder)
 
 
 def base_of(folder: Path) -> str:
-    """The name of the model that an adapter belongs to. Raises ValueError if its config does not say it."""
+    """The name of the model that an adapter belongs to. Raises ValueError if its config doesn't say it."""
     base = read_json(folder / "adapter_config.json", COPY_ADAPTER).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise ValueError(f"{folder / 'adapter_config.json'} does not name the adapter's base: {COPY_ADAPTER}.")
@@ -93,7 +93,7 @@ def base_of(folder: Path) -> str:
 
 
 def _adapter_weights(model: PreTrainedModel) -> dict[str, nn.Parameter]:
-    """The adapter's parameters, each A and B, by the names that peft gives them in a file."""
+    """Each A and B of the adapter, by peft's names in a file."""
     return {
         "base_model.model." + name.replace(f".{NAME}.", "."): parameter
         for name, parameter in model.named_parameters()

@@ -1,8 +1,5 @@
-"""Chats as a model's template writes them, and how an answer ends in them.
-
-A template is somebody else's program. It may drop a system turn, cut reasoning from an answer, or write today's
-date, so its output is compared with its input.
-"""
+"""Chats as a model's template writes them, and how an answer ends in them. A template is somebody else's program: it
+may drop a turn, cut reasoning from an answer, or write today's date, so its output is compared with its input."""
 
 import datetime
 import re
@@ -21,10 +18,10 @@ ASKED, ANSWERED = "1+1?", "It is 2."
 
 
 def write_chats(tokenizer: PreTrainedTokenizerBase, chats: list[Messages], open_turn: bool = True) -> list[str]:
-    """Each chat as the tokenizer's template writes it, with the open turn of an answer or without. Where it has no
+    """Each chat as the tokenizer's template writes it, with or without the open turn of an answer. Where it has no
     system turns, an instruction comes before the first question.
 
-    Raises ValueError, in one sentence, if there is no template, or it refuses a chat, or leaves out or changes a turn.
+    Raises ValueError if there's no template, or it refuses a chat, or leaves out or changes a turn.
     """
     if tokenizer.chat_template is None:
         raise ValueError("The model's tokenizer has no chat template: use an instruction-tuned model.")
@@ -97,11 +94,8 @@ def is_special(tokenizer: PreTrainedTokenizerBase, token: int) -> bool:
 
 
 def ends_of(tokenizer: PreTrainedTokenizerBase, named: int | list[int] | None, path: str) -> list[int]:
-    """The tokens that end an answer: those that the model's files name, the tokenizer's, and the template's.
-
-    named: eos_token_id of generation_config.json. Raises ValueError for one that is no token, or if all
-    are ordinary text.
-    """
+    """The tokens that end an answer: those of the model's files, the tokenizer and the template. named: eos_token_id of
+    generation_config.json. Raises ValueError for one that's no token, or if all are ordinary text."""
     named = [named] if isinstance(named, int) else named or []
     ends = [*named, tokenizer.eos_token_id, template_end(tokenizer)]
     ends = list(dict.fromkeys(end for end in ends if end is not None))

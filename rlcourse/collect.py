@@ -35,7 +35,6 @@ class Completions:
 
 
 def join_completions(parts: list[Completions]) -> Completions:
-    """All rows, one part after the other."""
     answers = [answer for part in parts for answer in part.answers]
     return Completions(concatenate([p.rollout for p in parts]), answers, torch.cat([p.rewards for p in parts]))
 
@@ -58,7 +57,7 @@ def collect(
     same.
 
     With dynamic sampling (DAPO, arXiv:2503.14476, section 3.2) groups whose rewards are all equal are replaced by fresh
-    ones, for at most `DYNAMIC_ROUNDS` rounds; if too few have signal even then, groups without it fill the gap.
+    ones, for at most `DYNAMIC_ROUNDS` rounds; groups without signal fill the gap that's left.
     """
     timer = timer or PhaseTimer(policy.device)
 

@@ -22,8 +22,7 @@ def halve(size: int, live: int) -> int:
 
 @contextmanager
 def recorded(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
-    """What is done within becomes the graph. Python's garbage collector waits: it may free another graph or a kernel,
-    and where CUDA gives something back the recording is void."""
+    """What's done within becomes the graph. The garbage collector waits: what it frees may void the recording."""
     collects = gc.isenabled()
     gc.disable()
     try:

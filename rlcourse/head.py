@@ -1,7 +1,7 @@
 """From hidden states to log-probs: the head's product, the vocabulary in chunks.
 
 The logits of a batch, [tokens, vocabulary] in float32, are by far its largest tensor: 64 x 512 tokens of a vocabulary
-of 151,936 take 20 GB. Here they stand in memory for `chunk` tokens at once; the backward pass computes them again.
+of 151,936 take 20 GB. Only those of `chunk` tokens are in memory; the backward pass computes them again.
 """
 
 import functools
@@ -78,5 +78,5 @@ def _of_logits(logits: Tensor, targets: Tensor, sampling: Sampling) -> Tensor:
 
 @functools.cache
 def _compiled():
-    """`_logprobs`, compiled. Only where it is asked for: importing the compiler takes over a second."""
+    """Compiled only where it's asked for: importing the compiler takes over a second."""
     return torch.compile(_logprobs, dynamic=True)

@@ -1,6 +1,5 @@
 """Ctrl-C, SIGTERM and SIGHUP: all stop what runs; a training run saves a checkpoint first."""
 
-import errno
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -11,7 +10,6 @@ from tqdm import tqdm
 from rlcourse.dist import ALONE, OneProcess
 
 STOPS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Terminated(KeyboardInterrupt):
@@ -85,10 +83,3 @@ def saved_when_stopped(training: Any, save: Callable[[Any], None]) -> Iterator[S
                 said = f"at step {training.step}. Go on with:"
             say(f"Stopped {said} {training.run.resume_command()}")
             raise
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
-            raise OSError(
-                f"{error.strerror}: make room for {training.run.path}, and go on from its last checkpoint, if there is "
-                f"one, with `{training.run.resume_command()}`."
-            ) from error

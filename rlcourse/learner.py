@@ -26,8 +26,8 @@ class Learner:
     """The policy, PPO's value head and the frozen reference where the config asks for them, and AdamW over the first
     two. Weights and moments are float32. With an adapter, only the adapter trains, and its base is the reference.
 
-    start: the model that the reference is a copy of; the policy as it is now if not given. Of a sharded policy it must
-    be given, and is the reference itself. world: who shares the work.
+    start: the model that the reference is a copy of, or, with a sharded policy, the reference itself; the policy as it
+    is now if not given.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Learner:
         self.parameters = [p for group in groups for p in group["params"]]
 
     def logprobs_and_values(self, rollout: Rollout) -> tuple[Tensor, Tensor | None]:
-        """Of each completion token its log-prob, and with a value head the value of the state before it: [rows, T]."""
+        """Each completion token's log-prob, and with a value head the value of the state before it: [rows, T]."""
         config = self.config
         logprobs, hidden = self.policy_pass.token_logprobs(rollout, config.sampling, config.logprob_chunk)
         return logprobs, None if self.value_head is None else self.value_head(hidden)
@@ -100,12 +100,9 @@ def new_optimizer(groups: list[dict[str, Any]], config: Any) -> torch.optim.Adam
 
 
 def model_pass(model: PreTrainedModel, config: TrainConfig, compile: bool = False, as_base: bool = False) -> Any:
-    """The forward pass of training: a `ShardedPass` for a sharded model, the `ExactPass`, whose log-probs are the fast
-    engine's bit for bit, where the GPU and the model allow it, else a `PlainPass`. What lies below an adapter gets a
-    `PlainPass` too, since the engine doesn't keep the base's weights.
-
-    as_base: of a model with an adapter, what it is without it.
-    """
+    """The forward pass of training: a `ShardedPass` for a sharded model; the `ExactPass`, whose log-probs are the fast
+    engine's bit for bit, where GPU and model allow it; else a `PlainPass`. as_base: the model below its adapter, whose
+    weights the engine doesn't keep, so its pass is plain."""
     if is_sharded(model):
         from rlcourse.distributed.sharded import ShardedPass
 
@@ -123,7 +120,7 @@ def model_pass(model: PreTrainedModel, config: TrainConfig, compile: bool = Fals
 
 @torch.no_grad()
 def make_batch(learner: Learner, completions: Completions) -> Batch:
-    """The step's batch: advantages from rewards, with reference log-probs, values and returns if configured."""
+    """The step's batch: advantages, and reference log-probs, values and returns if configured."""
     config, rollout, rewards = learner.config, completions.rollout, completions.rewards
     mask = rollout.completion_mask
     loss_mask = mask & rollout.finished[:, None] if config.mask_truncated else mask
@@ -138,10 +135,10 @@ def make_batch(learner: Learner, completions: Completions) -> Batch:
 
 @torch.no_grad()
 def old_logprobs(learner: Learner, engine: RolloutEngine, batch: Batch, minibatches: list[Minibatch]) -> Tensor | None:
-    """The trainer's own log-probs [rows, T] of the rows that train, before the first of several updates: the old policy
-    of the importance ratio. None for one update alone, whose forward pass has them.
+    """The trainer's own log-probs [rows, T] before the first of several updates: the old policy of the importance
+    ratio. None for one update alone, whose forward pass has them.
 
-    Where engine and trainer are exact, they are the sampler's. Elsewhere those differ, in bfloat16 by more than GSPO's
+    Where engine and trainer are exact, they're the sampler's. Elsewhere those differ, in bfloat16 by more than GSPO's
     clip range; micro-batches are then those of the first epoch, so that the same kernels round alike.
     """
     if len(minibatches) == 1:

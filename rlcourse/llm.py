@@ -58,8 +58,8 @@ class LLM:
     ) -> list[list[Completion]]:
         """`num_generations` completions of each prompt, in their order; `torch.manual_seed` decides which.
 
-        prompts: the question of a chat, or token ids as they are. sampling: temperature 1, nothing left out, if not
-        given. Raises ValueError for prompts that are empty or do not fit, RuntimeError if probabilities are not finite.
+        prompts: the question of a chat, or token ids as they are. sampling: temperature 1 if not given. Raises
+        ValueError for prompts that are empty or don't fit, RuntimeError if probabilities aren't finite.
         """
         if isinstance(prompts, str) or not all(isinstance(prompt, str | list | tuple) for prompt in prompts):
             raise ValueError("prompts is a list of questions, or of lists of token ids: put a single one in brackets.")

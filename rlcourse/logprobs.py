@@ -18,10 +18,7 @@ WIDTH_ON_GPU = 32  # sequences are this many tokens wide or a multiple: attentio
 
 
 class PlainPass:
-    """`token_logprobs` and `hidden_states` of a model in a precision: "float32", or "bfloat16" by autocast.
-
-    as_base: of a model with an adapter, what it is without it.
-    """
+    """A model's log-probs and states in "float32", or in "bfloat16" by autocast. as_base: without its adapter."""
 
     exact = False  # its numbers are not the engine's
 
@@ -68,9 +65,9 @@ def hidden_states(model: PreTrainedModel, rollout: Rollout) -> Tensor:
 def padded_ids(rollout: Rollout) -> Tensor:
     """The rollout's ids, on a GPU as wide as attention likes them.
 
-    Padding comes after all real tokens of its row, where causal attention does not see it. So no mask is needed, which
-    the fastest attention kernels do not take, and positions are 0, 1, 2, ... in every row. Micro-batches have rows of
-    like length, so little is padding: less than what a mask costs on a CPU, which rows that are joined would need.
+    Padding comes after a row's tokens, where causal attention doesn't see it: no mask is needed, which the fastest
+    attention kernels don't take, and positions are 0, 1, 2, ... in every row. Micro-batches have rows of like length,
+    so there's little padding.
     """
     ids = rollout.ids
     if ids.is_cuda:
@@ -79,7 +76,7 @@ def padded_ids(rollout: Rollout) -> Tensor:
 
 
 def before_each_token(values: Tensor, rollout: Rollout) -> Tensor:
-    """Of values [rows, W, d] for each place of a row those at the place before each completion token: [rows, T, d]."""
+    """Values [rows, W, d] at the place before each completion token: [rows, T, d]."""
     columns = torch.arange(rollout.logprobs.shape[1], device=values.device)
     before = (rollout.prompt_lengths[:, None] - 1 + columns).clamp(max=values.shape[1] - 1)  # t - 1 predicts t
     return values.gather(1, before[:, :, None].expand(-1, -1, values.shape[2]))

@@ -67,9 +67,8 @@ def without_adapter(model: PreTrainedModel) -> Iterator[None]:
 def copy_merged(targets: list[Tensor], sources: list[Tensor], model: PreTrainedModel) -> None:
     """Copy each source, a weight of `model`, into its target, as W + s B A where an adapter changes it.
 
-    One merged matrix stands in memory at a time: there is no second copy of the weights. The sum is in the weight's
-    own dtype, float32, and rounded once to the target's. The weights of a sharded model are gathered one by one, in the
-    target's dtype, by all ranks together.
+    One merged matrix is in memory at a time. The sum is in the weight's own dtype, float32, and rounded once to the
+    target's. A sharded model's weights are gathered one by one, in the target's dtype, by all ranks together.
     """
     if is_sharded(model):
         for target, source in zip(targets, sources, strict=True):
@@ -89,7 +88,7 @@ def copy_merged(targets: list[Tensor], sources: list[Tensor], model: PreTrainedM
 
 
 def base_parameters(model: PreTrainedModel) -> list[Tensor]:
-    """The parameters of the model without those of its adapter, in the order of the plain model's."""
+    """The model's parameters without its adapter's, in the order of the plain model's."""
     return [parameter for _, parameter in plain_parameters(model)]
 
 
@@ -101,8 +100,7 @@ def plain_parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def merged_parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """The same, W + s B A where an adapter changes W, made when it is asked for. The weights of a sharded model are
-    then gathered, by all ranks together."""
+    """The same, W + s B A where an adapter changes W, made or gathered when it's asked for."""
     adapted = {id(layer.weight): layer for layer in adapted_layers(model)}
     for name, parameter in plain_parameters(model):
         layer = adapted.get(id(parameter))
@@ -110,15 +108,14 @@ def merged_parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def merged_weights(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
-    """What turns a weight of the model into the one that it computes with: where an adapter changes it W + s B A, by
-    which a gradient reaches A and B."""
+    """What turns a weight of the model into the one that it computes with, so that gradients reach A and B."""
     adapted = {id(layer.weight): layer for layer in adapted_layers(model)}
     return lambda weight: _merged_weight(adapted[id(weight)]) if id(weight) in adapted else weight
 
 
 @torch.no_grad()
 def merge(model: PreTrainedModel) -> None:
-    """Add the adapter to the weights, W = W + s B A, and take it off: what is left is a plain model that can learn."""
+    """W = W + s B A, without the adapter from then on: a plain model that can learn."""
     layers = {id(layer) for layer in adapted_layers(model)}
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):

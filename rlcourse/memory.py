@@ -88,7 +88,7 @@ def cache_bytes(config: TrainConfig, shape: ModelShape, engine: str, device: str
 
 
 def sampling_bytes(config: TrainConfig, shape: ModelShape, own: bool, b: int) -> int:
-    """The most that one pass of an engine takes: SwiGLU of a prefill, a layer at a time, or logits with their noise."""
+    """The most that one pass of an engine takes: SwiGLU of a prefill, or logits with their noise."""
     rows = max(config.rows, min(BATCH_ROWS, config.eval_problems))
     prefilled = rows * config.max_prompt_tokens
     prefilled = min(PREFILL_TOKENS, prefilled) if own else prefilled

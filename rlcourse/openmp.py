@@ -7,16 +7,16 @@ import time
 def spare_busy_cores() -> None:
     """Let OpenMP's waiting threads sleep if other programs are running now. Call it before torch is imported.
 
-    They spin otherwise, which is fastest where each has a core of its own. Where another program has one of two cores,
-    spinning makes a training step several times slower. OMP_WAIT_POLICY stays as it is if it is set.
+    They spin otherwise, which is fastest on cores of their own; where another program has one of two cores, it makes a
+    training step several times slower. OMP_WAIT_POLICY stays as it is if it's set.
     """
     if _cores_are_taken():
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # OpenMP reads it when torch is loaded
 
 
 def _cores_are_taken() -> bool:
-    """Whether more than half of the cores are busy, ours included, now and 50 ms later: a program that is just starting
-    or ending doesn't count. False if the system doesn't say."""
+    """Whether more than half of the cores are busy, ours included, now and 50 ms later. False if the system doesn't
+    say."""
     for _ in range(5):
         try:
             with open("/proc/loadavg") as file:

@@ -102,11 +102,11 @@ class Policy:
 
 
 def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
-    """Load `name` in float32: 'embedded', 'embedded-kernels', a folder, or a name on the Hugging Face hub. Of a folder
-    with an adapter its base is loaded, and the adapter merged into it.
+    """Load `name` in float32: 'embedded', 'embedded-kernels', a folder, or a name on the Hugging Face hub. A folder
+    with an adapter gives its base, with the adapter merged.
 
-    Raises FileNotFoundError or ValueError, in one sentence, if model or tokenizer is missing or unreadable, if they do
-    not match, or if there is a chat template that cannot be used. Only a task that asks in chats needs one.
+    Raises FileNotFoundError or ValueError, in one sentence, if model or tokenizer is missing, unreadable or not what it
+    should be. Only a task that asks in chats needs a chat template.
     """
     folder = model_folder(name)
     if folder is not None and is_adapter(folder):
@@ -145,8 +145,8 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
 def policy_of(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, eos: int | list[int] | None, path: str
 ) -> Policy:
-    """The policy of a model and its tokenizer. eos: what generation_config.json names. Raises ValueError if they do not
-    fit each other."""
+    """The policy of a model and its tokenizer. eos: what generation_config.json names. Raises ValueError if they don't
+    fit."""
     if max(tokenizer.get_vocab().values()) >= (rows := model.get_input_embeddings().num_embeddings):
         raise ValueError(f"The tokenizer in {path} has more tokens than its model's {rows}: {COPY_AGAIN}.")
     eos_ids = ends_of(tokenizer, eos, path)
@@ -157,7 +157,7 @@ def policy_of(
 
 
 def with_words_of(folder: Path, policy: Policy) -> Policy:
-    """The policy with the tokenizer, the chat template and the ends that its adapter's folder holds, if any."""
+    """The policy with the tokenizer, chat template and ends in its adapter's folder, if any."""
     tokenizer, template = policy.tokenizer, folder / "chat_template.jinja"
     if (folder / "tokenizer.json").is_file():
         tokenizer = load_tokenizer(str(folder), folder)
@@ -180,14 +180,14 @@ def digest(model: PreTrainedModel) -> str:
 
 
 def positions_of(model: PreTrainedModel) -> int:
-    """The tokens that the model reads at most, prompt and completion together; many if its config has no limit."""
+    """The tokens that the model reads at most; many if its config has no limit."""
     config = model.config.get_text_config()
     found = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
     return found if found and found > 0 else MANY
 
 
 def check_positions(model: PreTrainedModel, tokens: int) -> None:
-    """Raise ValueError if the model has fewer positions than `tokens`, those of a prompt and its completion."""
+    """Raise ValueError if the model has fewer positions than `tokens`."""
     if tokens > (positions := positions_of(model)):
         raise ValueError(
             f"A prompt and its completion of {tokens:,} tokens exceed the model's {positions:,} positions: lower "
@@ -196,13 +196,13 @@ def check_positions(model: PreTrainedModel, tokens: int) -> None:
 
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the model that takes no gradients: the reference of the KL divergence."""
+    """The reference of the KL divergence: a copy that takes no gradients."""
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 
 def low_precision_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """A copy with parameters in `dtype`, an adapter merged; buffers stay, as `model.to(bfloat16)` would round RoPE's
-    frequencies. Of a sharded model it has no weights yet: an engine gathers them before it samples."""
+    frequencies. A sharded model's copy has no weights yet: an engine gathers them before it samples."""
     if is_sharded(model):
         return empty_copy(model, dtype, model.device)
     clone = copy.deepcopy(model).eval()
@@ -214,7 +214,7 @@ def low_precision_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrained
 
 
 def empty_copy(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """A model as this one was before it was sharded, whole and frozen, its parameters in `dtype` and not filled in."""
+    """A whole, frozen model like this one before it was sharded, its parameters in `dtype` and not filled in."""
     with torch.device("meta"):
         clone = AutoModelForCausalLM.from_config(model.config)
     for parameter in clone.parameters():
@@ -228,7 +228,7 @@ def empty_copy(model: PreTrainedModel, dtype: torch.dtype, device: torch.device)
 
 
 def compile_layers(model: PreTrainedModel) -> None:
-    """Compile each layer's forward and backward pass. All layers share one compiled code, made at the first call."""
+    """Compile each layer's forward and backward pass. All layers share the compiled code, made at the first call."""
     for layer in layers_of(model):
         layer.compile(dynamic=True)  # the length of a micro-batch changes from step to step
 

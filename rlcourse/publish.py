@@ -27,8 +27,8 @@ MAY_DIFFER = (*PRIVATE, "seed", "device", "save_every")  # settings that may dif
 def publish(paths: list[Path], to: Path | None, hub: str | None) -> str:
     """Publish the first run's last checkpoint, and return what to tell the user. The other runs are other seeds of it.
 
-    Raises ValueError or OSError, in one sentence, for runs that can't be published or a place that can't be written to;
-    RuntimeError if what was written doesn't match the checkpoint.
+    Raises ValueError or OSError for runs that can't be published or a place that can't be written to, RuntimeError if
+    what was written doesn't match the checkpoint.
     """
     if to is None and hub is None:
         raise ValueError("Say where to publish: --to FOLDER, --hub NAME, or both.")
@@ -79,10 +79,8 @@ def check_seeds(runs: list[Run]) -> None:
 
 
 def write_all(runs: list[Run], folder: Path, name: str) -> None:
-    """Write the first run's model, its card, license and learning curve to an empty folder.
-
-    A model is in the precision that the run sampled in. An adapter is in float32, in which the run merged it.
-    """
+    """Write the first run's model, its card, license and curve to an empty folder: a model in the precision that the
+    run sampled in, an adapter in float32, in which the run merged it."""
     run = runs[0]
     policy = policy_of_run(replace(run.config, model=run.base), torch.device("cpu"), run.checkpoint)
     chat = policy.tokenizer.chat_template is not None
@@ -105,8 +103,8 @@ def write_all(runs: list[Run], folder: Path, name: str) -> None:
 
 @torch.no_grad()
 def check_model(folder: Path, policy: Policy, base: str, prompt: str) -> None:
-    """Load a folder as its users will. Raise RuntimeError unless logits, bit for bit, end tokens and chat template are
-    the policy's."""
+    """Load a folder as its users will. Raise RuntimeError unless logits, bit for bit, ends and chat template are the
+    policy's."""
     if is_adapter(folder):
         from peft import PeftModel
 

@@ -1,8 +1,7 @@
 """What values a setting takes: its type, its choices, the range of a number, the form of a text.
 
 Each field of a config declares them beside its default, with `setting`. `check_setting` is the one place that refuses a
-value, whether it comes from the command line, from Python, or from the file of a run. Options of commands that are not
-settings of a run have ranges too (`cli_shared.within`).
+value, whether it comes from the command line, from Python, or from a run's file.
 """
 
 import types
@@ -25,7 +24,7 @@ class Range:
         return f"above {self.low:,} and at most {self.high:,}" if self.above else f"from {self.low:,} to {self.high:,}"
 
     def check(self, name: str, value: float) -> None:
-        """Raise ValueError, naming `name`, for a number outside the range. nan is outside."""
+        """Raise ValueError, naming `name`, for a number outside the range, or nan."""
         if not self.low <= value <= self.high or (self.above and value == self.low):
             raise ValueError(f"{name} must be {self}, not {shown(value)}.")
 
@@ -44,8 +43,7 @@ RANK = Range(0, 4096)  # of an adapter
 
 
 def setting(default, help: str, choices: tuple[str, ...] | None = None, within: Range | None = None):
-    """A config field: its default, its line in `rlcourse train --help`, and its choices or its range, if it has any.
-    Every number has a range."""
+    """A config field: its default, its line in `--help`, and its choices or range. Every number has a range."""
     return field(default=default, metadata={"help": help, "choices": choices, "within": within})
 
 
@@ -57,11 +55,8 @@ def field_type(f: Field) -> type:
 
 
 def check_setting(f: Field, value: Any) -> Any:
-    """The value in the field's own type: a whole number becomes a float if the field is one.
-
-    Raises ValueError, in one sentence, for another type, a value that is not among the choices or out of range, or a
-    text that is blank or cannot be printed.
-    """
+    """The value in the field's own type: a whole number becomes a float if the field is one. Raises ValueError for
+    another type, what isn't among the choices or in range, or a text that's blank or can't be printed."""
     kind = field_type(f)
     if value is None and isinstance(f.type, types.UnionType):
         return None

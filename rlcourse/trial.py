@@ -1,7 +1,7 @@
 """Try a model before trusting it: does training compute what the model itself computes?
 
-A library's model may do more than we know of: cap or scale its logits, drop activations at random, look at padding. So
-a few tokens go through the model as it comes, and as training sends them through. That needs no list of architectures.
+A library's model may cap or scale its logits, drop activations at random, or look at padding. So a few tokens go
+through the model as it comes, and as training sends them through: that needs no list of architectures.
 """
 
 import sys
@@ -84,8 +84,8 @@ def try_model(model: PreTrainedModel, tokens: list[int], pad_id: int) -> None:
 
 
 def sampled(model: PreTrainedModel, tokens: Tensor, pad_id: int) -> Tensor:
-    """The log-probs [vocabulary] after these tokens as `generate` has them: with padding before them, and the last one
-    read with a cache."""
+    """The log-probs [vocabulary] after these tokens as `generate` has them: with padding before, the last one read with
+    a cache."""
     prompt, last = tokens[:-1], tokens[-1].item()
     ids = torch.stack([torch.cat([prompt.new_full((2,), pad_id), prompt]), torch.cat([prompt[:2], prompt])])
     mask = torch.ones_like(ids)
@@ -98,7 +98,7 @@ def sampled(model: PreTrainedModel, tokens: Tensor, pad_id: int) -> Tensor:
 
 
 def silence(model: nn.Module) -> None:
-    """Turn dropout and other noise of training mode off. The model's config, which is saved, stays as it is."""
+    """Turn dropout and other noise of training mode off. The config, which is saved, stays as it is."""
     for module in model.modules():
         of_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
         for name, value in list(vars(module).items()):
@@ -139,7 +139,7 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
 
 @contextmanager
 def without_renaming() -> Iterator[None]:
-    """Within, no warning that 5.23 has other names for gradient checkpointing: older releases know the old alone."""
+    """Within, no warning that transformers 5.23 renames gradient checkpointing: older ones have the old name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         yield

@@ -43,7 +43,7 @@ def warn_of_mismatch(config: TrainConfig, exact: bool, device: torch.device) -> 
 
 
 def left_out(kept: int, of: int, what: str, remedy: str) -> Warnings:
-    """Say how many were not kept, and why; a warning if they are many. what: such as "examples, ...", and why."""
+    """Say how many were not kept; a warning if they're many. what: such as "examples, ...", and why."""
     sentence = f"Left out {of - kept:,} of {of:,} {what}"
     if of - kept > FEW * of:
         return {"left_out": f"{sentence}: {remedy}."}
@@ -59,8 +59,7 @@ def long_prompts(kept: list[Any], problems: list[Any], config: TrainConfig) -> W
 
 
 def before_training(greedy: list[Answer], groups: list[list[Answer]], config: TrainConfig) -> Warnings:
-    """What an evaluation says about the training to come. greedy: one answer per problem; groups: several sampled
-    answers per problem, or none."""
+    """What an evaluation says of the training to come. greedy: one answer per problem; groups: several sampled."""
     found = unreadable(greedy) | cut_off(greedy, config)
     if groups:
         sampled = [answer for group in groups for answer in group]
@@ -98,7 +97,7 @@ def after_step(
 
 
 def had_signal(step: dict[str, Any], config: TrainConfig) -> bool:
-    """Whether a step had two different rewards to compare: within a group, or for the other advantages in the batch."""
+    """Whether a step had two different rewards to compare: within a group, or in the batch."""
     return step["groups_without_signal"] < 1 if config.advantage in GROUPED else step["reward_std"] > 0
 
 
@@ -210,8 +209,7 @@ def collapse(steps: list[dict[str, Any]], answers: list[Answer]) -> Warnings:
 
 
 def check_rewards(rewards: torch.Tensor, answers: list[Answer], task: str) -> None:
-    """Raise ValueError, before anything is learned, if a reward or a metric is not finite, or a reward so large that
-    its square is not."""
+    """Raise ValueError if a reward or a metric isn't finite, or a reward so large that its square isn't."""
     for what, values in (("reward", rewards), *metrics_of(answers)):
         bad = (~(values.abs() < LARGEST)).nonzero().flatten().tolist()
         if bad:
@@ -228,7 +226,7 @@ def metrics_of(answers: list[Answer]) -> Iterable[tuple[str, torch.Tensor]]:
 
 
 def check_metrics(metrics: dict[str, Any]) -> None:
-    """Raise RuntimeError if a metric of a step is not finite. Earlier checkpoints are left alone."""
+    """Raise RuntimeError if a metric of a step isn't finite."""
     bad = [name for name, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)]
     if bad:
         raise RuntimeError(
@@ -242,7 +240,7 @@ def share(count: int, answers: list[Answer]) -> str:
 
 
 def quoted(answer: Answer) -> str:
-    """The end of an answer, and what would have been right, on one line."""
+    """The end of an answer, and what would have been right."""
     text = " ".join(answer.text.split())
     text = text if len(text) <= SHOWN else f"… {text[-SHOWN:]}"
     return f"“{text}” (asked: “{answer.problem.question[-80:].strip()}”, right: {answer.problem.gold})"

@@ -83,16 +83,6 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(whole_run, tiny
     assert_same_run(tmp_path / "run", whole_run)
 
 
-def test_a_disk_that_is_full_within_a_step_is_named_with_the_way_on(tiny, tmp_path, monkeypatch):
-    def full():
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(trainer.RunFolder, "log_step", at_step(4, full))
-    way_on = r"and go on from its last checkpoint, if there is one, with `rlcourse .*--resume`\.$"
-    with pytest.raises(OSError, match=rf"^No space left on device: make room for {tmp_path}/run, {way_on}"):
-        train(make_config(**tiny))
-
-
 def test_a_disk_without_room_for_a_checkpoint_is_found_before_training(tiny, tmp_path, monkeypatch):
     usage = files.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage._replace(free=100_000))
@@ -215,14 +205,11 @@ def test_weights_of_a_checkpoint_that_cannot_be_read_are_named(how, run):
     assert said.endswith("): delete that folder to go on from step-000006.")
 
 
-@pytest.mark.parametrize(
-    ("name", "line", "sentence"),
-    [("evals.jsonl", '{"step": "1"}', "line 1 has no step"), ("samples.jsonl", "[", "line 1 is not JSON")],
-)
-def test_a_line_of_a_log_that_cannot_be_used_is_named(name, line, sentence, run):
-    (run / name).write_text(line + "\n" + (run / name).read_text())
+def test_a_line_of_a_log_that_cannot_be_used_is_named(run):
+    (run / "samples.jsonl").write_text("[\n" + (run / "samples.jsonl").read_text())
     said = refusal(run)
-    assert said.startswith(f"{run / name}, {sentence}") and said.endswith(": take that line out, or start a new run.")
+    assert said.startswith(f"{run / 'samples.jsonl'}, line 1 is not JSON")
+    assert said.endswith(": take that line out, or start a new run.")
 
 
 def test_fewer_steps_than_a_run_has_done_are_refused(run):
