@@ -88,15 +88,6 @@ def restore(training: Any) -> None:
         had = state["belongs_to"]
         training.spent.seconds |= state["spent"]
         set_random_state(state["random"], training.device)
-        numbers = (training.step, int), (training.order.position, int), (training.seconds, float)
-        if training.step != step_of(checkpoint) or not all(type(n) is kind and n >= 0 for n, kind in numbers):
-            raise ValueError("another step, or no numbers")
-        if training.before is not None and not training.metrics.keys() <= training.before.keys():
-            raise ValueError("no evaluation")
-        for parameter, moments in optimizer.state.items():
-            if any(moments[name].shape != parameter.shape for name in ("exp_avg", "exp_avg_sq")):
-                raise ValueError("moments of another model")
-        check_finite(training.policy, {"optimizer": optimizer.state_dict()})
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError):
         raise damaged(checkpoint, "trainer.pt does not fit the model and the run") from None
     for what, now in belongs_to(training, training.policy.loaded).items():

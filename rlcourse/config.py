@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 
 ENGINES = ("hf-dynamic", "hf-static", "fast", "vllm")
-MOST_ROWS = 1_000_000  # of a step
 
 
 _REINFORCE = {"surrogate": "reinforce", "aggregation": "constant"}
@@ -163,8 +162,8 @@ class TrainConfig(Settings):
         "GB of a paged cache on a GPU; 0: the fast engine has room for each completion at its full length, vllm 4 GB",
         within=WEIGHT,
     )
-    num_prompts: int = setting(16, "prompts a step", within=COUNT)
-    num_generations: int = setting(8, "completions of each prompt: the group", within=COUNT)
+    num_prompts: int = setting(16, "prompts per step", within=Range(1, 10_000))
+    num_generations: int = setting(8, "completions of each prompt: the group", within=Range(1, 1024))
     max_prompt_tokens: int = setting(64, "problems with longer prompts are left out", within=COUNT)
     max_new_tokens: int = setting(80, "tokens of a completion at most", within=COUNT)
     temperature: float = setting(1.0, "sampling temperature, applied in training too", within=TEMPERATURE)
@@ -243,10 +242,6 @@ class TrainConfig(Settings):
     def check(self) -> None:
         """Raise ValueError for a setting out of range, or settings that can't go together."""
         super().check()
-        if self.rows > MOST_ROWS:
-            raise ValueError(
-                f"num_prompts x num_generations are {self.rows:,} rows a step, more than {MOST_ROWS:,}: lower one."
-            )
         if self.num_generations < 2 and self.advantage in ("leave_one_out", "group_centered", "group_normalized"):
             raise ValueError(f"advantage {self.advantage!r} compares completions of a prompt: num_generations >= 2.")
         if self.surrogate == "reinforce" and self.inner_epochs * self.minibatches > 1:

@@ -90,7 +90,7 @@ class FineTuning(TrainingLoop):
         """One optimizer step on the next examples. Returns what was measured: `loss`, nats per token of an answer,
         before the update; `grad_norm`, `lr`, `epoch`; `tokens` and those that were `learned_tokens`; `timing`.
 
-        Raises RuntimeError, and leaves the weights alone, if the loss or its gradient is not finite.
+        Raises RuntimeError, and leaves the weights alone, if the gradient is not finite.
         """
         config, start = self.config, time.perf_counter()
         examples = self.order.sample(config.batch_size)
@@ -101,17 +101,11 @@ class FineTuning(TrainingLoop):
                 of_rows = self._summed_loss(rows) / learned
                 of_rows.backward()
                 loss += of_rows.detach()
-        if not math.isfinite(loss := loss.item()):
-            self.optimizer.zero_grad(set_to_none=True)
-            raise RuntimeError(
-                f"The loss of step {self.step + 1} is not finite. Checkpoints stay as they are: start a new run with a "
-                "lower --lr."
-            )
         grad_norm = update(self.optimizer, config, self.step)
         seconds, tokens = time.perf_counter() - start, sum(len(example.ids) for example in examples)
         metrics = {
             "step": self.step + 1,
-            "loss": loss,
+            "loss": loss.item(),
             "grad_norm": grad_norm,
             "lr": self.optimizer.param_groups[0]["lr"],
             "epoch": self.order.position / len(self.data.train),
