@@ -16,18 +16,17 @@ def run_bench(what: str, options: Options) -> None:
     show(what, rows)
 
 
-def measured(what: str, options: Options, results: Results, peers: Any = None) -> tuple[dict[str, Any], Rows]:
-    """Setup and rows of a benchmark. results: where it puts each row as it measures it. peers: what it measures beside
-    ours."""
+def measured(what: str, options: Options, results: Results) -> tuple[dict[str, Any], Rows]:
+    """Setup and rows of a benchmark. results: where it puts each row as it measures it."""
     shape, counts, repeats = options.shape, list(options.rows), options.repeats
     if what == "decode":
         from rlcourse.bench.decode import decode
 
         sizes = counts, options.prompt_tokens, options.new_tokens, options.lengths, repeats
-        return decode(shape, *sizes, results, peers)
+        return decode(shape, *sizes, results)
     from rlcourse.bench.step import step
 
-    return step(shape, counts, options.new_tokens, repeats, results, peers)
+    return step(shape, counts, options.new_tokens, repeats, results)
 
 
 def show(what: str, rows: Rows) -> None:

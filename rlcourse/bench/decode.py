@@ -2,7 +2,6 @@
 
 import dataclasses
 import heapq
-import itertools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from rlcourse.measure.roofline import Machine, decode_step, measure_machine
 from rlcourse.measure.shapes import ModelShape
 from rlcourse.measure.timing import measure, median_and_spread, seconds
 from rlcourse.policy import Policy, load_policy
-from rlcourse.rollout import RolloutEngine, vllm
+from rlcourse.rollout import RolloutEngine
 from rlcourse.rollout.decoder import Attention
 from rlcourse.rollout.hf import HFEngine
 from rlcourse.rollout.tiles import cute_wins
@@ -95,15 +94,6 @@ def skewed(vocabulary: int, median: int = MEDIAN) -> list[int]:
     return torch.randperm(vocabulary, generator=generator)[:count].tolist()
 
 
-def answer_lengths(answers: int, new_tokens: int, lengths: str) -> list[int]:
-    """Tokens of each answer for an engine that is told them: all `new_tokens`, or drawn as `skewed` makes them."""
-    if lengths == "equal":
-        return [new_tokens] * answers
-    generator = torch.Generator().manual_seed(2)
-    drawn = torch.empty(answers).geometric_(skewed_share(MEDIAN), generator=generator)
-    return drawn.clamp(max=new_tokens).int().tolist()
-
-
 def decode(
     shape: str,
     rows: list[int],
@@ -112,17 +102,14 @@ def decode(
     lengths: str = "equal",
     repeats: int = 5,
     results: Results | None = None,
-    peers: Any = None,
 ) -> tuple[dict[str, Any], Rows]:
     """Tokens/s and milliseconds a decode step of every rung, and the byte floor of the step on this machine.
 
     shape: "embedded", or a known shape with random weights. lengths: "equal", every answer has `new_tokens`;
     "skewed", answers end by themselves, tokens after their end do not count, and there are `ROUNDS` times as many
-    answers as rows are decoded at once; ours does so `DRAWS` times, with other random numbers, and vLLM once, with
-    lengths that are drawn from the same distribution. Beside their speed stand `schedule_steps` of ours, all
-    rollouts together. A step's time is that of a rollout less that of one token, by the number of steps: prefill
-    does not count. Temperature 1, nothing left out. Of the shapes that are not in `WHOLE_LADDER`, our kernels alone.
-    peers: `tools.bench.peers`, to measure vLLM beside ours.
+    answers as rows are decoded at once; ours does so `DRAWS` times, with other random numbers. Beside their speed are
+    `schedule_steps` of ours, all rollouts together. A step's time is that of a rollout less that of one token, by the
+    number of steps: prefill does not count. Of the shapes that are not in `WHOLE_LADDER`, our kernels alone.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -144,12 +131,6 @@ def decode(
             for variant, make in ladder(policy, dtype, count, kept).items():
                 rung = (make, policy, dtype, machine, prompts[count], count, new_tokens, lengths, repeats)
                 results.measure({"variant": variant} | what, _rung, *rung)
-        variants = peers.VLLM if peers and shape != "embedded" and vllm.runs_on(device) else ()
-        for variant, count in itertools.product(variants, rows):  # last: they have settings of their own
-            what = {"variant": variant, "rows": count, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
-            answers = answer_lengths(GROUP * len(prompts[count]), new_tokens, lengths)
-            sizes = {"max_num_seqs": count, "max_model_len": prompt_tokens + new_tokens}
-            results.measure(what, peers.vllm_decode, variant, folder, prompts[count], answers, sizes, repeats)
     return results.setup, results.rows
 
 

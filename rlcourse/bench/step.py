@@ -26,10 +26,9 @@ def step(
     new_tokens: int = 256,
     repeats: int = 5,
     results: Results | None = None,
-    peers: Any = None,
 ) -> tuple[dict[str, Any], Rows]:
     """Seconds of a whole Dr. GRPO step on GSM8K with random weights of `shape`, and the same with vLLM as its engine
-    where that is installed. peers: `tools.bench.peers`, to measure TRL's beside it.
+    where that is installed.
 
     Random weights never end an answer, so every completion has `new_tokens` tokens, and they earn nothing; rewards are
     coin flips instead, so that every group has a gradient.
@@ -48,8 +47,6 @@ def step(
             if vllm.runs_on(find_device(make_config())):
                 what = {"variant": "rlcourse, vllm", "rows": count}
                 results.measure(what, our_step, str(model), task.name, *sizes, "vllm")
-            for variant in peers.trl_variants() if peers else ():
-                results.measure({"variant": variant, "rows": count}, peers.trl_step, str(model), task, *sizes, variant)
     return results.setup, results.rows
 
 

@@ -3,20 +3,56 @@
 import contextlib
 import functools
 import importlib.util
+import itertools
 import os
 import random
 import tempfile
 import time
+from pathlib import Path
 
 import torch
 
+from rlcourse.bench import Options
+from rlcourse.bench.decode import GROUP, MEDIAN, ROUNDS, random_prompts, skewed_share
+from rlcourse.bench.models import SHAPES, write_random_model
+from rlcourse.bench.results import Results
 from rlcourse.config import make_config
 from rlcourse.device import find_device, without_cudnn_attention
 from rlcourse.measure.timing import measure, median_and_spread, seconds
 from rlcourse.policy import load_policy
 from rlcourse.rollout.vllm import free_memory, new_llm, runs_on, sampling_params
 from rlcourse.sampling import Sampling
-from rlcourse.tasks import Task
+from rlcourse.tasks import Task, load_task
+
+
+def beside(what: str, options: Options, results: Results) -> None:
+    """Measure TRL's step, or vLLM's decoding, on the model and prompts of ours, into the same results."""
+    shape, repeats, new_tokens = options.shape, options.repeats, options.new_tokens
+    if shape == "embedded":
+        return
+    task = load_task("gsm8k" if what == "step" and shape != "tiny" else "minigsm")
+    with tempfile.TemporaryDirectory() as folder:
+        write_random_model(shape, task, Path(folder))
+        for variant, count in itertools.product(trl_variants() if what == "step" else (), options.rows):
+            run = folder, task, count, new_tokens, repeats, variant
+            results.measure({"variant": variant, "rows": count}, trl_step, *run)
+        variants = VLLM if what == "decode" and runs_on(find_device(make_config())) else ()
+        for variant, count in itertools.product(variants, options.rows):
+            row = {"variant": variant, "rows": count, "prompt_tokens": options.prompt_tokens, "new_tokens": new_tokens}
+            rounds = 1 if options.lengths == "equal" else ROUNDS
+            prompts = random_prompts(count * rounds, options.prompt_tokens, SHAPES[shape].vocabulary)
+            answers = answer_lengths(GROUP * len(prompts), new_tokens, options.lengths)
+            sizes = {"max_num_seqs": count, "max_model_len": options.prompt_tokens + new_tokens}
+            results.measure(row, vllm_decode, variant, folder, prompts, answers, sizes, repeats)
+
+
+def answer_lengths(answers: int, new_tokens: int, lengths: str) -> list[int]:
+    """Tokens of each answer for an engine that is told them: all `new_tokens`, or drawn as `skewed` makes them."""
+    if lengths == "equal":
+        return [new_tokens] * answers
+    generator = torch.Generator().manual_seed(2)
+    drawn = torch.empty(answers).geometric_(skewed_share(MEDIAN), generator=generator)
+    return drawn.clamp(max=new_tokens).int().tolist()
 
 
 def trl_variants() -> list[str]:
