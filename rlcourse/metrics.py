@@ -27,38 +27,34 @@ class Means:
     """Means over tokens that come in parts. Nothing waits for the GPU before `mean` or `max`."""
 
     def __init__(self):
-        self.sums: dict[str, Tensor] = {}
-        self.counts: dict[str, Tensor] = {}
-        self.largest: dict[str, Tensor] = {}
+        self.found: dict[str, Tensor] = {}  # sum, count and largest value by name, float64 [3]
 
     def add(self, name: str, values: Tensor, mask: Tensor) -> None:
         """Count the values [rows, T] where `mask` is True."""
-        if not len(values):
-            return
-        values = values.detach().double().masked_fill(~mask, 0.0)
-        zero = values.new_zeros(())
-        self.sums[name] = self.sums.get(name, zero) + values.sum()
-        self.counts[name] = self.counts.get(name, zero) + mask.sum()
-        self.largest[name] = torch.maximum(self.largest.get(name, zero), values.max())
+        if len(values):
+            values = values.detach().double().masked_fill(~mask, 0.0)
+            self._join(name, torch.stack([values.sum(), mask.sum().double(), values.max()]))
 
     def together(self, world: OneProcess) -> "Means":
         """What all ranks have counted. One without a micro-batch has counted nothing."""
         if world.size == 1:
             return self
-        found = Means()
-        for part in world.all_gather([{n: v.cpu() for n, v in d.items()} for d in vars(self).values()]):
-            joins = torch.add, torch.add, torch.maximum
-            for into, numbers, join in zip(vars(found).values(), part, joins, strict=True):
-                for name, number in numbers.items():
-                    into[name] = join(into[name], number) if name in into else number
-        return found
+        joined = Means()
+        for part in world.all_gather({name: numbers.cpu() for name, numbers in self.found.items()}):
+            for name, numbers in part.items():
+                joined._join(name, numbers)
+        return joined
+
+    def _join(self, name: str, numbers: Tensor) -> None:
+        before = self.found.get(name, torch.zeros_like(numbers))
+        self.found[name] = torch.cat([before[:2] + numbers[:2], before[2:].maximum(numbers[2:])])
 
     def mean(self, name: str) -> float | None:
-        return (self.sums[name] / self.counts[name]).item() if self.max(name) is not None else None
+        return None if self.max(name) is None else (self.found[name][0] / self.found[name][1]).item()
 
     def max(self, name: str) -> float | None:
         """The largest value, 0 if all are negative; None of nothing."""
-        return self.largest[name].item() if name in self.counts and self.counts[name] > 0 else None
+        return self.found[name][2].item() if name in self.found and self.found[name][1] > 0 else None
 
 
 def rollout_metrics(sampled: Completions, config: TrainConfig) -> dict[str, float | None]:

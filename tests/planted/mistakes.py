@@ -81,7 +81,8 @@ ROWS = [
     ("old_logprobs", "step -k without_a_gradient", when(False, 1)),
     ("old_logprobs", "step", wrong(with_gradients, "with gradients")),
     ("old_logprobs", "exact/users", keep("And", 0)),
-    ("Means.add", "metrics", no(2), name("sum", "numel", 2), name("maximum", "minimum")),
+    ("Means.add", "metrics", no(), name("sum", "numel", 2)),
+    ("Means._join", "metrics", name("maximum", "minimum")),
     # micro-batches
     ("micro_batches", "micro_batches", kw("argsort", "descending", "True")),
     ("batches_of", "micro_batches", arg("micro_batches", 2, "10**9"), op("FloorDiv", "Mult")),
@@ -218,7 +219,7 @@ ROWS = [
     ("has_kernel", "tasks/kernelbench/rules", name("any", "bool")),
     # several ranks
     ("OneProcess.split_rows", "micro_batches", unsliced()),
-    ("Means.together", "distributed/world", name("maximum", "add")),
+    ("Means._join", "distributed/world", name("maximum", "add")),
     ("world:World.all_reduce_gradients", "distributed/world", drop("self.all_reduce", 2)),
     ("world:World.gather_state", "distributed/world -k differ_are", when(False)),
     ("SharedEngine.generate", "distributed/world", kw("fork_rng", "enabled", "False")),
