@@ -54,12 +54,14 @@ def saving_in_background(training: Any) -> Iterator[None]:
         "step": training.step,
         "optimizer": training.optimizer.state_dict(),
         "value_head": head and head.state_dict(),
-        "random": random_state(training.device),
+        "random": {"cpu": torch.get_rng_state()},
         "sampled": training.order.position,
         "seconds": training.seconds,
         "spent": dict(training.spent.seconds),
         "before": training.before,
     }
+    if training.device.type == "cuda":
+        state["random"]["cuda"] = torch.cuda.get_rng_state(training.device)
     policy, state = training.world.gather_state(training.policy, state)
     with ThreadPoolExecutor(1) as aside:
         writing = None
@@ -205,13 +207,6 @@ def damaged(checkpoint: Path, why: str) -> ValueError:
 def _checkpoints(run_folder: Path) -> list[Path]:
     found = [path for path in (run_folder / "checkpoints").glob("step-*") if re.fullmatch(r"step-\d{6,}", path.name)]
     return sorted(found, key=step_of)
-
-
-def random_state(device: torch.device) -> dict[str, torch.Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
 
 
 def set_random_state(state: dict[str, torch.Tensor], device: torch.device) -> None:

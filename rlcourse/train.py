@@ -31,7 +31,7 @@ from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.runs import RunFolder, new_run, run_to_resume
 from rlcourse.tasks import Task, in_format, task_of
 from rlcourse.tasks.prompts import PromptSampler, fingerprint, short_enough
-from rlcourse.watch import after_step, before_training, check_metrics, long_prompts, warn_of_mismatch
+from rlcourse.watch import after_step, before_training, check_metrics, left_out, warn_of_mismatch
 
 SAMPLER_CAP = 2.0  # the largest weight that makes up for a sampler's log-probs
 VALUE_CLIP, VALUE_COEF = 0.2, 0.5  # of PPO
@@ -172,7 +172,8 @@ class Trainer(TrainingLoop):
         engine = make_engine(self.policy, config.engine, dtype, config.compile, longest, config.cache_gb, config.sleep)
         self.engine, self.task, self.judged = world.shared(engine, task, judged)
         kept = short_enough(task.problems("train"), task, self.policy, config)
-        self.run.warn(0, long_prompts(kept, task.problems("train"), config))
+        why = f"training problems, whose prompts have more than {config.max_prompt_tokens} tokens"
+        self.run.warn(0, left_out(len(kept), len(task.problems("train")), why, "raise --max-prompt-tokens"))
         self.order, self.fingerprint = PromptSampler(kept, config.seed), fingerprint(task, self.policy)
         self.base = (start or self.policy).loaded if config.needs_reference and not config.lora_rank else None
         warn_of_mismatch(config, engine.exact and self.learner.exact, device)

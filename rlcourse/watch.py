@@ -52,12 +52,6 @@ def left_out(kept: int, of: int, what: str, remedy: str) -> Warnings:
     return {}
 
 
-def long_prompts(kept: list[Any], problems: list[Any], config: TrainConfig) -> Warnings:
-    """The problems that are not kept have prompts that are too long."""
-    why = f"training problems, whose prompts have more than {config.max_prompt_tokens} tokens"
-    return left_out(len(kept), len(problems), why, "raise --max-prompt-tokens")
-
-
 def before_training(greedy: list[Answer], groups: list[list[Answer]], config: TrainConfig) -> Warnings:
     """What an evaluation says of the training to come. greedy: one answer per problem; groups: several sampled."""
     found = unreadable(greedy) | cut_off(greedy, config)

@@ -196,7 +196,7 @@ def test_the_engine_and_the_model_are_made_as_the_config_says(tiny, monkeypatch)
         return BruteForce(policy)
 
     monkeypatch.setattr(trainer, "make_engine", make_engine)
-    monkeypatch.setattr(trainer, "checkpoint_activations", lambda model: made.append("checkpointing"))
+    monkeypatch.setattr("rlcourse.trial.checkpoint_activations", lambda model: made.append("checkpointing"))
     monkeypatch.setattr(trainer, "compile_layers", lambda model: made.append("compiled"))
     options = {"steps": 1, "eval_every": 0, "pass_k": 0, "engine": "hf-static"}
     train(make_config(**tiny | options))

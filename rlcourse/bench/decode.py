@@ -121,7 +121,9 @@ def decode(
     setup |= {"temperature": 1.0, "repeats": repeats, "copy_gb_per_s": machine.bytes_per_s / 1e9}
     results.begin(setup | ({"rollouts": DRAWS} if lengths == "skewed" else {}))
     with tempfile.TemporaryDirectory() as folder:
-        policy = _policy(shape, Path(folder), device)
+        if shape != "embedded":
+            write_random_model(shape, load_task("minigsm"), Path(folder))
+        policy = load_policy("embedded" if shape == "embedded" else folder, device)
         vocabulary = policy.model.config.vocab_size
         policy = dataclasses.replace(policy, eos_ids=[vocabulary] if lengths == "equal" else skewed(vocabulary))
         rounds = 1 if lengths == "equal" else ROUNDS
@@ -153,13 +155,6 @@ def _rung(
         row["schedule_steps"] = sum(schedule_steps(answers.tolist(), rows) for answers in done)
     engine.sleep()
     return row
-
-
-def _policy(shape: str, folder: Path, device: torch.device) -> Policy:
-    if shape == "embedded":
-        return load_policy("embedded", device)
-    write_random_model(shape, load_task("minigsm"), folder)
-    return load_policy(str(folder), device)
 
 
 def measure_rung(
@@ -217,16 +212,11 @@ def look_inside(
         return profile(lambda: engine.generate(prompts, GROUP, limit, Sampling()), device, repeats=3)
 
     one, more = look(1), look(1 + steps)
+    busy = more.busy  # of decode steps without prefill: of what `more` did and `one` did not; times vary
+    if busy is not None:
+        busy = min(1.0, (more.busy * more.seconds - one.busy * one.seconds) / (more.seconds - one.seconds))
     return {
-        "busy": busy_between(one, more),
+        "busy": busy,
         "kernels_a_step": (more.kernels - one.kernels) / steps,
         "launches_a_step": (more.launches - one.launches) / steps,
     }
-
-
-def busy_between(one: Profile, more: Profile) -> float | None:
-    """The share of time in which the GPU worked in what `more` did and `one` did not: with a rollout of one token and a
-    longer one, decode steps without prefill. None on a CPU; at most 1, since times vary."""
-    if more.busy is None:
-        return None
-    return min(1.0, (more.busy * more.seconds - one.busy * one.seconds) / (more.seconds - one.seconds))

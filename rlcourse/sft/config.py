@@ -27,6 +27,7 @@ def same(name: str, default: Any = MISSING):
 @dataclass
 class SFTConfig(Settings):
     command = "sft"
+    shard = False  # one process
     panels: ClassVar = {
         "model": "What is trained, and on what",
         "lora_rank": "LoRA",

@@ -10,7 +10,8 @@ import torch
 
 from rlcourse.batch import rows_together
 from rlcourse.checkpoint import at_checkpoint
-from rlcourse.device import autocast, find_device, without_cudnn_attention
+from rlcourse.device import autocast, without_cudnn_attention
+from rlcourse.distributed import launch
 from rlcourse.evaluation import answer_problems, summarize
 from rlcourse.learner import new_optimizer
 from rlcourse.measure.timing import peak_memory_bytes
@@ -32,19 +33,15 @@ OVERFIT = 1.1  # times the lowest held-out loss so far
 def fine_tune(config: SFTConfig) -> dict[str, Any]:
     """Train as `config` says and return the content of `summary.json`. Raises, and is stopped, as
     `rlcourse.train.train`."""
-    device = find_device(config)
-    run = new_run(config)
-    try:
+    with launch(lambda: new_run(config)) as (run, device, _):
         return FineTuning(run, device).run_all()
-    finally:
-        run.remove_unless_begun()
 
 
 def resume(**settings: Any) -> dict[str, Any]:
     """Continue a run from its last checkpoint, with the settings and the data that it was started with; see
     `rlcourse.train.resume`."""
-    run = at_checkpoint(run_to_resume(settings, SFTConfig))
-    return FineTuning(run, find_device(run.config)).run_all()
+    with launch(lambda: at_checkpoint(run_to_resume(settings, SFTConfig))) as (run, device, _):
+        return FineTuning(run, device).run_all()
 
 
 class FineTuning(TrainingLoop):
