@@ -364,10 +364,9 @@ for name, (trained, _) in live.items():
 # %% [markdown]
 # **When is it fair, then?** Section 2 has the answer: GRPO climbs $\mathbb{E}[A / |y|]$. If the advantage is 0 on
 # average whatever has been written so far, $\mathbb{E}[A \mid s_t] = 0$ in every state up to the last token, then
-# $\mathbb{E}[A/|y|]$ is 0 for every policy and there is nothing to climb. That's the coin of the right panel. A late or
-# random reward isn't enough: let the coin pay less often after filler than after working, and answers that begin with
-# filler grow, although every toss comes after the last token. The bias acts in states that do better or worse than
-# average: an opening beyond saving, a derailed line of thought, a problem that is nearly solved.
+# $\mathbb{E}[A/|y|]$ is 0 for every policy and there is nothing to climb. That's the coin of the right panel. The bias
+# acts in states that do better or worse than average: an opening beyond saving, a derailed line of thought, a problem
+# that is nearly solved.
 #
 # ## 5 · Why it led, and why it lost
 #
@@ -569,8 +568,6 @@ head = f"| algorithm | {' | '.join(COLUMNS)} | and |\n|{' --- |' * 6}\n"
 display(Markdown(head + "\n".join(table_row(name) for name in ALGORITHMS)))
 
 # %% [markdown]
-# You know RLOO, PPO, GRPO and Dr. GRPO from lessons 01 to 04.
-#
 # - **DAPO** (Yu et al. 2025) keeps the deviation, takes the mean over tokens, clips higher above than below, and
 #   samples new prompts for groups without signal.
 # - **GSPO** (Zheng et al. 2025) has one ratio for the whole answer, the geometric mean of its tokens', and a far
