@@ -166,7 +166,7 @@ def others_there(name: str, kind: str, measured: set[tuple[str, int]]) -> list[d
 
 def seed_of_curve(seed: int, folder: Path) -> dict[str, Any]:
     """A finished run's row in the record of its learning curve."""
-    summary = read_json(folder / "summary.json", "run it again")
+    summary, samples = read_json(folder / "summary.json", "run it again"), read_lines(folder / "samples.jsonl")
     rewarded = next(iter(summary["metrics"]))  # the reading that's rewarded, strict or lenient
     ends = {f"accuracy_{when}": summary[when][rewarded] for when in ("before", "after")}
     kept = ("eval_problems", "wall_seconds", "peak_memory_bytes", "seconds")
@@ -177,6 +177,7 @@ def seed_of_curve(seed: int, folder: Path) -> dict[str, Any]:
         "rewards": [step["reward"] for step in read_lines(folder / "metrics.jsonl")],
         "summary": ends | {name: summary[name] for name in kept},
         "warnings": summary["warnings"],
+        "samples": [sample for sample in samples if sample["step"] == summary["steps"]],
     }
 
 

@@ -141,7 +141,7 @@ assert all(words in body for words in MARKS)
 
 # %% [markdown]
 # The lines without a name measure (`means.add`), save memory (a micro-batch has as many rows as fit into a number of
-# tokens; their gradients add up), or are switched off here. You know enough to read the rest: `collect` is in
+# tokens; their gradients add up), or are switched off here. `collect` is in
 # `rlcourse/collect.py`, `make_batch` in `rlcourse/learner.py`, the losses in `rlcourse/losses.py`. The `for` around it
 # is `TrainingLoop` in `rlcourse/train.py`, with evaluation, checkpoints and Ctrl-C. From here on we use the package's.
 #
@@ -469,38 +469,39 @@ assert found["both the same"].abs().max() < 1e-3 and found["top-k 5 in both"].ab
 
 # %% tags=["hide-input"]
 # @title The records
+VARIANTS = {"no examples": "no examples", "format bonus": "format bonus", "two examples": "dr_grpo"}
 real = {
-    name: load_curve(f"gsm8k_{record}", "NVIDIA H100 80GB HBM3")
-    for name, record in (("earns nothing", "no_examples"), ("collapses", "format_bonus"), ("learns", "dr_grpo"))
+    name: load_curve(f"gsm8k_{variant.replace(' ', '_')}", "NVIDIA H100 80GB HBM3")
+    for name, variant in VARIANTS.items()
 }
-PROBLEMS = real["learns"]["results"][0]["summary"]["eval_problems"]
-VARIANTS = {"earns nothing": "no examples", "collapses": "format bonus", "learns": "dr_grpo"}
+PROBLEMS = real["two examples"]["results"][0]["summary"]["eval_problems"]
 judged = load_record("gsm8k", "NVIDIA H100 80GB HBM3")["results"]
 
 
-def test_of(ending: str, key: str, after: bool) -> list[float]:
+def test_of(name: str, key: str, after: bool) -> list[float]:
     """A metric of the test before or after training, of each seed."""
-    rows = [row for row in judged if row["variant"] == VARIANTS[ending] and row["split"] == "test"]
+    rows = [row for row in judged if row["variant"] == VARIANTS[name] and row["split"] == "test"]
     return sorted(row[key] for row in rows if (row["step"] > 0) == after)
 
 
 # %% [markdown]
 # Qwen2.5-Coder-0.5B-Instruct has 0.5 B parameters, and GSM8K has {{ PROBLEMS:, }} test problems in grade-school
-# mathematics. The loop is the same, with {{ real["learns"]["setup"]["num_prompts"] }} × {{
-# real["learns"]["setup"]["num_generations"] }} answers per step, at most {{ real["learns"]["setup"]["max_new_tokens"]
-# }} tokens each, and a learning rate of {{ real["learns"]["setup"]["lr"]:.0e }}, because a pretrained model has more to
-# lose. What follows was recorded on one {{ real["learns"]["device"] }}. (The weights were quantized to 5 and 8 bits and
-# dequantized, so it isn't the original checkpoint.)
+# mathematics. The loop is the same, with {{ real["two examples"]["setup"]["num_prompts"] }} × {{ real["two
+# examples"]["setup"]["num_generations"] }} answers per step, at most {{ real["two examples"]["setup"]["max_new_tokens"]
+# }} tokens each, and a learning rate of {{ real["two examples"]["setup"]["lr"]:.0e }}, because a pretrained model has
+# more to lose. What follows was recorded on one {{ real["two examples"]["device"] }}. (The weights were quantized to 5
+# and 8 bits and dequantized, so it isn't the original checkpoint.)
 #
-# There are three runs. In the first, the system prompt tells the model to end with `#### NUMBER`, and it's paid by the
-# strict reading, as in lesson 01. In the second it also gets 0.2 for a wrong answer in that form, to help it find the
-# form. In the third there's no bonus, but the prompt shows {{ real["learns"]["setup"]["examples"] }} worked examples.
+# There are three runs. In the first, *no examples*, the system prompt tells the model to end with `#### NUMBER`, and
+# it's paid by the strict reading, as in lesson 01. In the second, *format bonus*, it also gets 0.2 for a wrong answer
+# in that form, to help it find the form. In the third, *two examples*, there's no bonus, but the prompt shows {{
+# real["two examples"]["setup"]["examples"] }} worked examples.
 
 # %% tags=["hide-input"]
 # @title Your bet
 ending_bet = bet(
-    f"With two worked examples the model starts at {100 * test_of('learns', 'accuracy', False)[0]:.1f}%. Where is it "
-    f"after {real['learns']['setup']['steps']} steps, less than four minutes?",
+    f"With two examples the model starts at {100 * test_of('two examples', 'accuracy', False)[0]:.1f}%. Where is it "
+    f"after {real['two examples']['setup']['steps']} steps, less than four minutes?",
     (25.0, 0.0, 100.0, 0.5),
     unit="%",
 )
@@ -508,63 +509,76 @@ ending_bet = bet(
 # %% tags=["hide-input"]
 # @title Figure: three endings
 fig, axes = plt.subplots(1, 3, figsize=(12, 3.4), sharey=True, layout="constrained")
-for ax, (ending, record) in zip(axes, real.items(), strict=True):
+for ax, (name, record) in zip(axes, real.items(), strict=True):
     rewards = 100 * torch.tensor([seed["rewards"] for seed in record["results"]])  # [seeds, steps]
     width = max(1, rewards.shape[1] // 30)
     near = rewards.unfold(1, width, 1).mean(2)  # of so many steps
     x = [first + (width - 1) / 2 for first in range(near.shape[1])]
     ax.fill_between(x, near.amin(0), near.amax(0), color=ORANGE, alpha=0.25, linewidth=0)
     ax.plot(x, near.mean(0), color=ORANGE, label="reward of samples, x 100")
-    rows = [row for row in judged if row["variant"] == VARIANTS[ending] and row["split"] == "validation"]
+    rows = [row for row in judged if row["variant"] == VARIANTS[name] and row["split"] == "validation"]
     for key, color, marker in (("accuracy_lenient", GREEN, "^"), ("accuracy", BLUE, "o")):
         steps = sorted({row["step"] for row in rows})
         means = [torch.tensor([100 * row[key] for row in rows if row["step"] == step]).mean() for step in steps]
         ax.plot(steps, means, color=color, marker=marker, label="greedy, " + ("lenient" if "_" in key else "strict"))
-    ax.set(title=f"it {ending}", xlabel="training step", ylim=(-2, 55))
+    ax.set(title=name, xlabel="training step", ylim=(-2, 55))
     ax.grid()
 axes[0].set_ylabel("%")
 lines = dict(zip(*axes[2].get_legend_handles_labels()[::-1], strict=True))
 axes[0].legend(lines.values(), lines.keys(), loc="upper right", fontsize=9)
 plt.show()
-print(provenance(real["learns"]), "and validation on 256 problems")
+print(provenance(real["two examples"]), "and validation on 256 problems")
+learned = test_of("two examples", "accuracy", True)
+ending_bet.result(100 * sum(learned) / len(learned))
 
 # %% tags=["hide-input"]
 # @title Table: before and after, on all test problems
 lines = ["| run | seeds | steps | strict, % | lenient, % | cut off, % | tokens of wrong answers |", "| --- " * 7 + "|"]
-for ending, record in real.items():
+for name, record in real.items():
     cells = []
     for key, factor in (("accuracy", 100), ("accuracy_lenient", 100), ("truncated", 100), ("length_wrong", 1)):
-        before, after_it = (test_of(ending, key, after) for after in (False, True))
+        before, after_it = (test_of(name, key, after) for after in (False, True))
         ends = f"{factor * after_it[0]:.1f}" + (f" to {factor * after_it[-1]:.1f}" if len(after_it) > 1 else "")
         cells.append(f"{factor * before[0]:.1f} → {ends}")
-    lines.append(f"| {ending} | {len(record['results'])} | {record['setup']['steps']} | {' | '.join(cells)} |")
+    lines.append(f"| {name} | {len(record['results'])} | {record['setup']['steps']} | {' | '.join(cells)} |")
 display(Markdown("\n".join(lines)))
-learned = test_of("learns", "accuracy", True)
-seconds = max(seed["summary"]["wall_seconds"] for seed in real["learns"]["results"])
-formed = real["collapses"]["results"][0]["rewards"]
+seconds = max(seed["summary"]["wall_seconds"] for seed in real["two examples"]["results"])
+formed = real["format bonus"]["results"][0]["rewards"]
 quickly = next(step for step, reward in enumerate(formed, 1) if reward > 0.18)
-ending_bet.result(100 * sum(learned) / len(learned))
+
+# %% tags=["hide-input"]
+# @title Transcript: an answer of each run's last step
+samples = {name: record["results"][0]["samples"] for name, record in real.items()}  # sampled in the last step
+short = min(range(4), key=lambda i: len(samples["no examples"][i]["question"]))
+shown = {name: samples[name][short] for name in ("no examples", "format bonus")}
+shown["two examples"] = next(answer for answer in samples["two examples"] if answer["reward"] == 1)
+assert shown["no examples"]["question"] == shown["format bonus"]["question"]
+for name, answer in shown.items():
+    step, asked = real[name]["setup"]["steps"], answer["question"] if name != "format bonus" else "(the same question)"
+    print(f"{name.upper()}, step {step}: {asked}  (gold {answer['gold']})")
+    print(f"{textwrap.indent(answer['text'].strip(), '    ')}\nreward {answer['reward']:.1f}\n")
 
 # %% [markdown]
-# **It earns nothing.** Every reward of all {{ real["earns nothing"]["setup"]["steps"] }} steps is 0. {{ assert not
-# any(real["earns nothing"]["results"][0]["rewards"]) }} Read leniently, {{ 100 * test_of("earns nothing",
-# "accuracy_lenient", False)[0]:.1f }}% of its answers are right. But it never writes `####`, so every group is
-# unanimous, all advantages are 0, and so is the gradient. Nothing crashes. RL amplifies what the model already does
-# occasionally, and here there's nothing to amplify.
+# **No examples: it earns nothing.** Every reward of all {{ real["no examples"]["setup"]["steps"] }} steps is 0. {{
+# assert not any(real["no examples"]["results"][0]["rewards"]) }} Read leniently, {{ 100 * test_of("no examples",
+# "accuracy_lenient", False)[0]:.1f }}% of its answers are right, and so is the one above. {{ assert "boxed{" + shown["no examples"]["gold"] + "}" in
+# shown["no examples"]["text"] }} But it never writes `####`, so every group is unanimous, and
+# the gradient is 0. Nothing crashes. RL amplifies what the model already does occasionally, and here there's nothing to
+# amplify.
 #
-# **It collapses.** With the bonus, the reward reaches {{ formed[quickly - 1]:.2f }} at step {{ quickly }}: nearly every
-# answer has the form now, and is wrong. The work is gone. A wrong answer had {{ test_of("collapses", "length_wrong",
-# False)[0]:.0f }} tokens; now it has {{ test_of("collapses", "length_wrong", True)[0]:.0f }}, which is just enough for
-# `####`, a number and an end. {{ assert test_of("collapses", "length_wrong", True)[0] < 6 and quickly < 20 }} The
-# strict score went **up**, from 0.0 to {{ 100 * test_of("collapses", "accuracy", True)[0]:.1f }}%. The lenient one
-# shows what was lost: {{ 100 * test_of("collapses", "accuracy_lenient", False)[0]:.1f }} to {{ 100 *
-# test_of("collapses", "accuracy_lenient", True)[0]:.1f }}%. It's section 2 and patient C once more, on a real model, in
-# {{ real["collapses"]["results"][0]["summary"]["seconds"]["steps"]:.0f }} seconds.
+# **Format bonus: it collapses.** The reward reaches {{ formed[quickly - 1]:.2f }} at step {{ quickly }}: nearly every
+# answer has the form now, and is wrong. The work is gone: from {{ test_of("format bonus", "length_wrong", False)[0]:.0f
+# }} tokens, a wrong answer is down to {{ test_of("format bonus", "length_wrong", True)[0]:.0f }}. {{ assert
+# test_of("format bonus", "length_wrong", True)[0] < 6 and quickly < 20 }} The strict score went **up**, from 0.0 to {{
+# 100 * test_of("format bonus", "accuracy", True)[0]:.1f }}%. The lenient one shows what was lost: {{ 100 *
+# test_of("format bonus", "accuracy_lenient", False)[0]:.1f }} to {{ 100 * test_of("format bonus", "accuracy_lenient",
+# True)[0]:.1f }}%. It's section 2 and patient C once more, on a real model, in {{ real["format
+# bonus"]["results"][0]["summary"]["seconds"]["steps"]:.0f }} seconds.
 #
-# **It learns.** Two worked examples show the form, so {{ 100 * test_of("learns", "accuracy", False)[0]:.1f }}% of the
-# answers earn something from the start. Three seeds end at {{ 100 * learned[0]:.1f }} to {{ 100 * learned[-1]:.1f }}%,
-# each in {{ seconds / 60:.1f }} minutes or less, with start-up and evaluations. {{ assert seconds < 240 and
-# len(learned) == 3 }} Strict and lenient rise together, and few answers are still cut off.
+# **Two examples: it learns.** The examples show the form, so {{ 100 * test_of("two examples", "accuracy", False)[0]:.1f
+# }}% of the answers earn something from the start. Three seeds end at {{ 100 * learned[0]:.1f }} to {{ 100 *
+# learned[-1]:.1f }}%, each in {{ seconds / 60:.1f }} minutes or less, with start-up and evaluations. {{ assert seconds
+# < 240 and len(learned) == 3 }} Strict and lenient rise together, and few answers are still cut off.
 #
 # The algorithm didn't make the difference. What the first samples could earn did. Before a long run, look at twenty
 # samples and at the share of groups with a signal; `rlcourse train` does both, and warns.
