@@ -323,6 +323,27 @@ plt.show()
 # Training *samples*: each token is drawn with the probability that the model gives it (at *temperature* 1, that is). So
 # one problem gets many different answers, and only where answers differ can one be better than another.
 
+# %% tags=["hide-input"]
+# @title Your bet
+few = test[: pick(16, 240)]
+greedy_share = summarize([greedy[: len(few)]])["accuracy"]
+sampled_bet = bet(
+    f"Of the greedy answers to {len(few)} test problems {greedy_share:.0%} are right. What share of samples is right?",
+    (30, 0, 100, 1),
+    unit="%",
+)
+
+# %%
+torch.manual_seed(0)
+samples = answer_problems(policy, engine, task, few, 80, config.sampling, num_generations=16)
+flat = [answer for answers in samples for answer in answers]
+sampled_share = summarize(samples)["accuracy"]
+sampled_bet.result(100 * sampled_share)
+
+# %% [markdown]
+# {{ assert sampled_share < greedy_share / 2 }} A greedy answer is right {{ greedy_share / sampled_share:.0f }} times as
+# often as a sample. What goes wrong? Here are sixteen samples of one problem.
+
 # %%
 torch.manual_seed(1)
 problem = next(p for p in test if p.level == 2)
@@ -353,8 +374,8 @@ for answer in sixteen[:8]:
     print(f"{kind_of_sample(answer):8}", "✓" if answer.strict else "✗", answer.text.replace("\n", " ⏎ "))
 
 # %% [markdown]
-# Now count these over many problems. A sample is right if it passes all three, one after the other, so the shares
-# multiply:
+# Now count these over all {{ len(flat) }} samples. A sample is right if it passes all three, one after the other, so
+# the shares multiply:
 #
 # $$P(\text{right}) = P(\text{clean}) \cdot P(\text{works} \mid \text{clean}) \cdot P(\text{right} \mid \text{works})
 #   + \text{luck} ,$$
@@ -362,14 +383,9 @@ for answer in sixteen[:8]:
 # where luck is what guesses and garbage get right anyway. **Look for** the factors that depend on the level.
 
 # %%
-few = test[: pick(16, 240)]
-samples = answer_problems(policy, engine, task, few, 80, config.sampling, num_generations=16)
-flat = [answer for answers in samples for answer in answers]
 garbage_right = fmean(a.strict for a in flat if kind_of_sample(a) == "garbage")
 greedy_garbage = fmean(kind_of_sample(a) == "garbage" for a in greedy)
 worked_right = fmean(a.strict for a in flat if kind_of_sample(a) == "worked")
-greedy_share, sampled_share = summarize([greedy[: len(few)]])["accuracy"], summarize(samples)["accuracy"]
-print(f"{len(few)} problems: greedy answers {greedy_share:.1%} right, {len(flat)} samples {sampled_share:.1%} right")
 levels = factors_by_level(count(flat))
 clean_at, choice_at, right_at = zip(*(found.factors for found in levels), strict=True)
 for level, found in enumerate(levels, start=1):

@@ -189,7 +189,7 @@ ax.set_title("Five functions, one run")
 ax.legend()
 plt.show()
 reached = validation(built)[1][-1]
-first_bet.result(reached)
+first_bet.result([reached, *recorded("rloo_plus")])
 
 # %% [markdown]
 # From {{ validation(built)[1][0]:.3g }}% to {{ reached:.3g }}%, {{ assert reached > 70 }} on nothing but the model's
@@ -243,7 +243,7 @@ ax.set_title("The same seed, with a baseline and without")
 ax.legend(loc="lower left")
 plt.show()
 before, after = validation(shifted)[1][0], validation(shifted)[1][-1]
-second_bet.result(after)
+second_bet.result([after, *recorded("reinforce_plus_5")])
 
 # %% [markdown]
 # {{ assert after < reached - 20 and validation(plain)[1][-1] > after + 20 }} Without a baseline, rewards 0 and 1 do
@@ -479,22 +479,32 @@ for G in (2, 3):
 #
 # One puzzle is left. With rewards 0 and 1 the run without a baseline did well. A mean reward near 0 explains only the
 # beginning: it passed one half on the way. {{ assert max(row["reward"] for row in plain) > 0.5 }} The formula for $b^*$
-# says where to look: at the norm of the scores. For one prompt and the model as it started, answer by answer:
+# says where to look: at the norm of the scores. So take one prompt and the model as it started, answer by answer.
 
 # %%
 torch.manual_seed(2)
 pool = engine.generate([prompt], pick(16, 128), loop.LIMIT, Sampling())
 texts, ended = policy.texts(pool.completion_ids, pool.completion_mask), pool.finished.tolist()
 r = torch.tensor([float(e and task.verify(t, problem.gold).strict) for t, e in zip(texts, ended, strict=True)])
+mean_reward = r.mean().item()
+
+# %% tags=["hide-input"]
+# @title Your bet
+third_bet = bet(
+    f"{mean_reward:.0%} of {len(r)} answers to this prompt are right. Which constant baseline has the lowest variance?",
+    (round(mean_reward, 2), 0.0, 1.0, 0.01),
+)
+
+# %%
 squared = []  # the squared norm of each answer's score
 for row in range(len(r)):
     grads = torch.autograd.grad(loop.token_log_probs(policy, pool[[row]]).sum(), list(policy.model.parameters()))
     squared.append(sum(g.square().sum().item() for g in grads))
 squared = torch.tensor(squared)
-best, mean_reward = ((squared * r).sum() / squared.sum()).item(), r.mean().item()
+best = ((squared * r).sum() / squared.sum()).item()
 right, wrong = squared[r == 1].mean().item(), squared[r == 0].mean().item()
-print(f"{len(r)} answers, {mean_reward:.0%} of them right; mean squared norm: right {right:,.0f}, wrong {wrong:,.0f}")
-print(f"mean reward {mean_reward:.2f}, best baseline {best:.2f}")
+third_bet.result(best)
+print(f"mean squared norm of the score: right answers {right:,.0f}, wrong {wrong:,.0f}")
 
 # %% tags=["hide-input"]
 # @title Figure: how large the scores are

@@ -234,16 +234,16 @@ for name, policy in (("GRPO", plain_policy), ("bonus", bonus_policy)):
     answers = answer_problems(policy, make_engine(policy, "fast", torch.float32), task, asked, LIMIT)
     works[name] = 100 * sum("=" in answer.text for [answer] in answers) / len(answers)
 seeds = load_curve("lesson03_bonus_normalized")["results"]
-with_bonus = ", ".join(f"{100 * seed['evals'][-1]['accuracy']:.0f}" for seed in seeds)
-bonus_bet.result(spoiled)
+with_bonus = [100 * seed["evals"][-1]["accuracy"] for seed in seeds]
+bonus_bet.result([spoiled, *with_bonus])
 
 # %% [markdown]
 # {{ spoiled:.3g }}% instead of {{ reached:.3g }}%. {{ assert reached - 10 > spoiled }} (Three recorded seeds with the
-# bonus end at {{ with_bonus }}%.) In the last ten steps an answer has {{ late_length["GRPO, bonus of 0.001"]:.0f }}
-# tokens on average, against {{ late_length["GRPO"]:.0f }}. {{ assert late_length["GRPO, bonus of 0.001"] < 0.8 *
-# late_length["GRPO"] }} At the end, {{ works["bonus"]:.0f }}% of its greedy answers work the problem out, against {{
-# works["GRPO"]:.0f }}%, {{ assert works["bonus"] < works["GRPO"] - 10 }} and in lesson 00 working instead of guessing
-# was the largest part of the gain. How can a thousandth outvote a whole point?
+# bonus end at {{ min(with_bonus):.0f }} to {{ max(with_bonus):.0f }}%.) In the last ten steps an answer has {{
+# late_length["GRPO, bonus of 0.001"]:.0f }} tokens on average, against {{ late_length["GRPO"]:.0f }}. {{ assert
+# late_length["GRPO, bonus of 0.001"] < 0.8 * late_length["GRPO"] }} At the end, {{ works["bonus"]:.0f }}% of its greedy
+# answers work the problem out, against {{ works["GRPO"]:.0f }}%, {{ assert works["bonus"] < works["GRPO"] - 10 }} and
+# in lesson 00 working instead of guessing was the largest part of the gain. How can a thousandth outvote a whole point?
 #
 # Look at a hard problem. All of its answers are wrong, so without the bonus its group contributes nothing. With the
 # bonus the rewards differ by a few ten-thousandths. And GRPO divides by their deviation, which is just as small:

@@ -341,7 +341,8 @@ for ax in axes:
     ax.legend(loc="upper left", ncols=2)
 plt.show()
 ended_at = {name: log[-1][1] for name, (_, log) in live.items()}
-length_bet.result(ended_at["GRPO"])
+seeds = load_curve("lesson04_isolated_grpo")["results"]
+length_bet.result([ended_at["GRPO"], *(row["filler"] for seed in seeds for row in seed["evals"] if row["step"] == 20)])
 
 # %% [markdown]
 # Within {{ STEPS }} steps GRPO has taught these answers to run towards the limit: they have {{ ended_at["GRPO"]:.0f }}
@@ -461,6 +462,14 @@ plt.show()
 # right or all wrong adds nothing.
 
 # %% tags=["hide-input"]
+# @title Your bet
+weight_bet = bet(
+    "Groups of eight, divided by their deviation. How many times as much does the hardest problem count as one that is "
+    "solved half of the time?",
+    (3.0, 0.0, 10.0, 0.1),
+)
+
+# %% tags=["hide-input"]
 # @title Explorer: the weight of a prompt
 
 
@@ -484,6 +493,7 @@ def draw_weight(ax, group: int) -> None:
 
 explorer(draw_weight, static=[{"group": 4}, {"group": 8}, {"group": 64}], group=(8, 2, 64, 1))
 ends_of_8 = (prompt_weight(torch.tensor([1e-6, 0.5], dtype=torch.float64), 8)).tolist()
+weight_bet.result(ends_of_8[0] / ends_of_8[1])
 
 # %% [markdown]
 # The curve for large groups blows up at both ends. A small group's can't: a success that is never drawn has no weight.

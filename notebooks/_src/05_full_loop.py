@@ -529,7 +529,7 @@ axes[0].legend(lines.values(), lines.keys(), loc="upper right", fontsize=9)
 plt.show()
 print(provenance(real["two examples"]), "and validation on 256 problems")
 learned = test_of("two examples", "accuracy", True)
-ending_bet.result(100 * sum(learned) / len(learned))
+ending_bet.result([100 * accuracy for accuracy in learned])
 
 # %% tags=["hide-input"]
 # @title Table: before and after, on all test problems
@@ -669,8 +669,8 @@ print(f"difference {100 * d.mean():+.1f} points, ± {apart:.2f} if the problems 
 # %% [markdown]
 # Pairing shrinks the interval from ± {{ apart:.1f }} to ± {{ paired:.1f }} points. Without it you'd need {{ (apart /
 # paired) ** 2:.1f }} times as many problems for that. {{ assert paired < 0.9 * apart }} And each method was run once:
-# on these problems the three seeds of the healthy run end {{ spread["healthy"]:.1f }} points apart, and three of another recorded run {{
-# spread["strict"]:.1f }}. To rank methods, repeat the runs.
+# on these problems the three seeds of the healthy run end {{ spread["healthy"]:.1f }} points apart, and three of
+# another recorded run {{ spread["strict"]:.1f }}. To rank methods, repeat the runs.
 #
 # ## 7 · Run it
 #
