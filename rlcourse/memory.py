@@ -6,19 +6,22 @@ measures a few steps instead, where they can run.
 """
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from rlcourse.config import TrainConfig
 from rlcourse.evaluation import BATCH_ROWS
-from rlcourse.exact.weights import may_be_exact
+from rlcourse.exact.weights import FAMILIES, may_be_exact
+from rlcourse.measure import machine
+from rlcourse.measure.machine import format_bytes
 from rlcourse.measure.shapes import ModelShape, adapter_parameters, parameters
 from rlcourse.rollout.scheduler import MAX_SLOTS, PREFILL_TOKENS
 from rlcourse.settings import model_and_address
 
 LIBRARIES = 600_000_000  # bytes of Python, torch, transformers and datasets, or of a CUDA context
 HEADROOM = 1.1  # what the allocator takes for what is counted
+FAR_TOO_MUCH = 2  # times the memory of the machine: as much is needed only where every row is at its longest
 LOGIT_COPIES = 3  # float32 copies of a chunk's logits at the peak of its backward pass: logits, softmax, gradient
 
 
@@ -72,6 +75,25 @@ def estimate(
         rollout=always + cache + (0 if server else sampling_bytes(config, shape, own, b)),
         update=always + (cache if cache_stays else 0) + gradients + autocast + activations + logits,
     )
+
+
+def check_memory(config: TrainConfig, model_config: Any, device: torch.device, ranks: int = 1) -> None:
+    """Raise ValueError for a run that needs far more memory than the device has: on a CPU it'd be killed without a
+    word. model_config: transformers'; what isn't like Qwen2 passes. ranks: see `estimate`."""
+    try:
+        shape = ModelShape.from_config(model_config)
+    except ValueError:
+        return
+    longest = min(config.max_prompt_tokens, model_config.max_position_embeddings)
+    exact = has_exact_pass(config, device.type) and model_config.model_type in FAMILIES
+    needs = estimate(replace(config, max_prompt_tokens=longest), shape, device.type, ranks, exact).peak
+    on_gpu = device.type == "cuda"
+    has = torch.cuda.get_device_properties(device).total_memory if on_gpu else machine.memory_bytes()
+    if has is not None and needs > FAR_TOO_MUCH * has:
+        raise ValueError(
+            f"This run needs up to {format_bytes(needs)} of memory, and there are {format_bytes(has)}: lower "
+            "--num-prompts, --num-generations, --max-new-tokens, --max-prompt-tokens or --micro-batch-tokens."
+        )
 
 
 def cache_bytes(config: TrainConfig, shape: ModelShape, engine: str, device: str) -> int:

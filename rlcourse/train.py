@@ -18,7 +18,7 @@ from rlcourse.checkpoint import at_checkpoint, policy_of_run, restore, save, sav
 from rlcourse.collect import Completions, RewardFunction, answer_rewards, collect
 from rlcourse.config import TrainConfig
 from rlcourse.device import without_cudnn_attention
-from rlcourse.dist import ALONE, OneProcess, full_tensor
+from rlcourse.dist import ALONE, OneProcess, full_tensor, share_of
 from rlcourse.distributed import launch
 from rlcourse.evaluation import answer_problems, answer_test, summarize, summarize_test
 from rlcourse.interrupts import saved_when_stopped
@@ -169,6 +169,10 @@ class Trainer(TrainingLoop):
             start = world.load(lambda place: load_policy(config.model, place), device)  # an adapter has its base below
         self.learner = Learner(self.policy, config, start and start.model, world)
         self.optimizer, self.value_head = self.learner.optimizer, self.learner.value_head
+        if not config.model.startswith("embedded") or device.type == "cuda":  # the smallest needs no check on a laptop
+            from rlcourse.memory import check_memory
+
+            check_memory(share_of(config, world.size), self.policy.model.config, device, world.size)
         engine = make_engine(self.policy, config.engine, dtype, config.compile, longest, config.cache_gb, config.sleep)
         self.engine, self.task, self.judged = world.shared(engine, task, judged)
         kept = short_enough(task.problems("train"), task, self.policy, config)

@@ -112,6 +112,14 @@ def test_a_training_state_that_cannot_be_read_is_named_with_the_way_on(how, run,
     assert resume(name="run", output=str(tmp_path))["steps"] == 7
 
 
+def test_a_run_that_needs_far_more_memory_than_there_is_ends_before_it_computes(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("rlcourse.memory.machine.memory_bytes", lambda: 10**8)
+    monkeypatch.setattr(trainer, "train_step", None)
+    with pytest.raises(ValueError, match=r"^This run needs up to .* of memory, and there are 100 MB: lower --num-"):
+        train(make_config(**tiny))
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_pickle_of_something_else_is_refused_and_not_run(run, tmp_path):
     class Foreign:
         def __reduce__(self):
