@@ -28,7 +28,6 @@ from rlcourse.course import pick
 from rlcourse.course.checks import nb01 as check
 from rlcourse.course.own import load_loop, save_loop
 from rlcourse.paths import data_folder
-from rlcourse.policy import load_policy
 
 PROMPTS, GROUP, LIMIT = 4, 8, 80  # problems per step, answers to each, tokens per answer at most
 torch.manual_seed(0)
@@ -249,8 +248,8 @@ policy, log = loop.train(pick(1, 3), problems=8)
 for row in log:
     right = row["reward"] * PROMPTS * GROUP
     print(f"step {row['step']}: {right:.0f} of {PROMPTS * GROUP} samples right, {row['length']:.0f} tokens on average")
-weights = zip(load_policy("embedded").model.parameters(), policy.model.parameters(), strict=True)
-print(f"the weights moved by up to {max((a - b).abs().max().item() for a, b in weights):.1e}")
+pairs = zip(loop.load_policy("embedded").model.parameters(), policy.model.parameters(), strict=True)
+print(f"the weights moved by up to {max((a - b).abs().max().item() for a, b in pairs):.1e}")
 
 # %% [markdown]
 # Now go back to section 3 of the lesson: you bet on how far it gets, and then it trains. The puzzles can wait.
