@@ -10,8 +10,8 @@
 # In June 2026 somebody wrote a GPU kernel for an RL training loop. Alone, it was 2.2 times as fast as what it replaced.
 # In the loop it produced the same tokens, without an error, and each decode step got nearly 3 times *slower* ([*Making
 # Dr GRPO go brrr*](https://kyrieblunders.bearblog.dev/making-dr-grpo-go-brrr/)). How can a faster part make the whole
-# slower? It takes five lessons to solve that, and the first tool is in this one: find out where the time goes before
-# you speed anything up. Lesson 10 closes the case.
+# slower? Lesson 10 closes the case. The first tool is in this one: find out where the time goes before you speed
+# anything up.
 #
 # **You will learn**
 #
@@ -21,15 +21,13 @@
 # - to compute the time that no program can beat, and how far a real one is from it;
 # - to tell three kinds of slow apart, because each has its own cure.
 #
-# You need [lesson 05](05_full_loop.ipynb): the phases of a step. Everything live runs on the CPU, even if you have a
-# GPU. What a GPU does is shown from records of an H200.
+# You need [lesson 05](05_full_loop.ipynb): the phases of a step. Everything live runs on the CPU; a GPU's numbers
+# are records of an H200.
 
 # %%
 import os
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's library keeps quiet; read when torch is loaded
-import contextlib
-import ctypes
 import dataclasses
 import json
 import statistics
@@ -67,7 +65,6 @@ share_bet = bet("The embedded model on this processor: how much of a step is the
 from rlcourse.learner import Learner
 from rlcourse.tasks.prompts import PromptSampler
 from rlcourse.train import train_step
-from rlcourse.train import update as update_weights
 
 PHASES = {"rollout": BLUE, "reward": ORANGE, "advantages": GREEN, "update": VERMILION}
 learner, order = Learner(policy, config), PromptSampler(task.problems("train"), config.seed)
@@ -75,7 +72,6 @@ torch.manual_seed(0)
 steps = [train_step(learner, engine, task, order, step=0)[0] for _ in range(pick(3, 9))]
 median = {phase: statistics.median(row["timing"][f"{phase}_s"] for row in steps[1:]) for phase in PHASES}
 step_s = sum(median.values())
-idle = statistics.fmean(row["groups_without_signal"] for row in steps[1:])
 for phase, seconds in median.items():
     print(f"{phase:11} {1e3 * seconds:8.1f} ms  {seconds / step_s:6.1%}")
 share_bet.result(round(100 * median["rollout"] / step_s))
@@ -144,8 +140,7 @@ part = {name: STEPS[name, 64]["rollout_s"] / STEPS[name, 64]["step_s"] for name 
 #
 # $$\frac{1}{1 - f + f / g} \;<\; \frac{1}{1 - f} .$$
 #
-# This is Amdahl's law (1967). The bound on the right, the *ceiling*, is reached when the part takes no time at all. You
-# know it before you write a line.
+# This is Amdahl's law (1967). The bound on the right, the *ceiling*, is reached when the part takes no time at all.
 
 
 # %%
@@ -172,8 +167,8 @@ TRIED += ["a static KV cache and a compiled decode step"]
 ladder_bet = bet("TRL on the H200: which of these makes the step at least twice as fast?", TRIED)
 
 # %% [markdown]
-# Do not try. Divide. What does each of them speed up, and what share of a step is that? Here are the two shares that
-# hardly anybody measures, loading a batch and copying it:
+# Don't try. Divide. What does each speed up, and what share of a step is that? First the two that hardly anybody
+# measures, loading a batch and copying it:
 
 # %%
 from rlcourse.measure.timing import median_seconds
@@ -244,20 +239,19 @@ display(Markdown("\n".join(lines)))
 ladder_bet.result(TRIED[3] if whole > 2 else TRIED[2])
 
 # %% [markdown]
-# The first two lines end the discussion. A batch of prompts is a few kilobytes of text; there's nothing to hide. {{
+# The first two lines end the discussion: a batch of prompts is a few kilobytes of text. {{
 # assert copies["copy_s"] < 1e-3 * slow["step_s"] }} Compiling the model that trains can give TRL {{ 1 / (1 -
 # update_part):.2f }}× at the very most. It made the update {{ update_gain:.1f }} times as fast, and nobody would notice
 # it in the step. {{ assert update_gain > 1.2 and abs(slow["step_s"] / compiled["step_s"] - 1) < 0.05 }} Work on the
 # update is worth more in our own step, where it's {{ 100 * ours["update_s"] / ours["step_s"]:.0f }}%. **Ceilings move
-# when something else gets faster**, so divide again after each change.
+# when something else gets faster.**
 #
 # The last two lines have the same ceiling and very different results. With 64 rows a static cache alone makes decoding
 # slower. {{ assert alone[64] < 1 < whole }} With the decode step compiled as well, the whole training step is {{
 # whole:.2f }} times as fast. A ceiling says what **can** be gained, not how much of it a change delivers. For that you
 # must know what the time is spent on (section 3).
 #
-# How good is the law? The record has TRL's rollout before and after its decode step was compiled. **Look for** the
-# star, and for how soon each line bends away from the dotted one.
+# **Look for** how soon each line bends away from the dotted one, and for the star: TRL as measured.
 
 # %% tags=["hide-input"]
 # @title Figure: Amdahl's law, and a measured step
@@ -280,8 +274,7 @@ plt.show()
 
 # %% [markdown]
 # The rollout became {{ faster:.1f }} times as fast. By the law the step becomes {{ predicted:.2f }} times as fast, and
-# {{ found:.2f }} times was measured. {{ assert abs(predicted / found - 1) < 0.03 }} The law is arithmetic. It fails
-# only if the other part changed as well.
+# {{ found:.2f }} times was measured. {{ assert abs(predicted / found - 1) < 0.03 }}
 #
 # ## 3 · What is it doing?
 #
@@ -324,14 +317,13 @@ for rows, seconds in decode_s_of.items():
 # still costs something, the price of **calling**: Python calls PyTorch, PyTorch looks up the code for these types and
 # makes room for the result, every time. 16 times as many rows cost {{ decode_s_of[16] / decode_s_of[1]:.1f }} times as
 # much. {{ assert decode_s_of[16] < 8 * decode_s_of[1] }} A program that spends its time on calls is *host-bound*. A GPU
-# makes this worse: it does the work so much faster, while the host is no faster and must also launch a *kernel* for
-# each call.
+# makes this worse: it works so much faster, and the host must also launch a *kernel* for each call.
 #
 # ### A trace
 #
 # With `trace=` the profiler writes every event to a file in the JSON format of Chrome. Give it a path of your own and
 # open the file at [ui.perfetto.dev](https://ui.perfetto.dev): nothing is uploaded. Keys `w` and `s` zoom, `a` and `d`
-# move. There's no magic in the file:
+# move.
 
 # %%
 path = Path(tempfile.mkdtemp()) / "decode.json"
@@ -401,23 +393,21 @@ ax.set(xlim=(0, 12), xlabel="µs", title=f"{summed:g} µs of kernels, {covered(s
 plt.show()
 
 # %% [markdown]
-# Four ways to take one decode step of 16 rows on the H200, slowest first: `generate` with a static cache; with its
-# usual *dynamic* cache, which grows with each token; with a static cache and compiled; and the step of this package,
-# recorded as one *CUDA graph*, which replays many launches with one call (lesson 07).
+# `generate` takes one decode step of 16 rows on the H200 in three ways, slowest first: with a static cache; with its
+# usual *dynamic* cache, which grows with each token; with a static cache and compiled.
 
 # %% tags=["hide-input"]
-# @title Table: four decode steps
+# @title Table: three decode steps
 WAYS = {
-    "hf-static": "`generate`, static cache",
-    "hf-dynamic": "`generate`, dynamic cache",
-    "hf-static-compiled": "`generate`, static cache, compiled",
-    "graph": "this package, a CUDA graph",
+    "hf-static": "static cache",
+    "hf-dynamic": "dynamic cache",
+    "hf-static-compiled": "static cache, compiled",
 }
-lines = ["| way | ms per step | kernels | launches | tokens/s |", "| --- | ---: | ---: | ---: | ---: |"]
+lines = ["| way | ms per step | kernels | launches |", "| --- | ---: | ---: | ---: |"]
 for name in sorted(WAYS, key=lambda name: -RUNGS[name, 16]["ms_per_step"]):
     row = RUNGS[name, 16]
     cells = f"{row['ms_per_step']:.2f} | {row['kernels_a_step']:,.0f} | {row['launches_a_step']:,.0f}"
-    lines.append(f"| {WAYS[name]} | {cells} | {row['tokens_per_s']:,.0f} |")
+    lines.append(f"| {WAYS[name]} | {cells} |")
 display(Markdown("\n".join([*lines, "", provenance(decode)])))
 eager, static, fused = (RUNGS[name, 16] for name in ("hf-dynamic", "hf-static", "hf-static-compiled"))
 
@@ -425,7 +415,7 @@ eager, static, fused = (RUNGS[name, 16] for name in ("hf-dynamic", "hf-static", 
 # That's what section 2 left open. A static cache alone removes no launches, it adds some; compiling the step leaves {{
 # fused["launches_a_step"]:.0f }} of {{ static["launches_a_step"]:,.0f }}. {{ assert eager["launches_a_step"] <
 # static["launches_a_step"] > 10 * fused["launches_a_step"] and static["ms_per_step"] > eager["ms_per_step"] >
-# fused["ms_per_step"] > RUNGS["graph", 16]["ms_per_step"] }} Lesson 07 shows how. Be careful with the busy fraction,
+# fused["ms_per_step"] }} Lesson 07 shows how, and how much faster a step can be. Be careful with the busy fraction,
 # though:
 #
 # - **Low busy** says that the GPU waits, but not for what. Usually it's the host. It may also be a copy, or a line that
@@ -438,7 +428,8 @@ eager, static, fused = (RUNGS[name, 16] for name in ("hf-dynamic", "hf-static", 
 #
 # What does a waiting GPU look like? Two traces of a few decode steps of 16 rows on the H200 are in
 # `data/traces/nvidia-h200`, to open in Perfetto yourself. `hf-static-breaks.json.gz` is `generate` with a kernel like
-# the one in our mystery plugged in. `graph.json.gz` is this package's step, one CUDA graph. Here are 1.5 ms of each.
+# the one in our mystery plugged in. `graph.json.gz` is this package's step, recorded as one *CUDA graph*, which replays
+# many launches with one call (lesson 07). Here are 1.5 ms of each.
 # **Look for** the white in the lower lanes.
 
 # %% tags=["hide-input"]
@@ -471,19 +462,19 @@ plt.show()
 
 # %% tags=["hide-input"]
 # @title Table: where the two steps go
-lines = ["| | a step | µs | of the step |", "| --- | ---: | ---: | ---: |"]
+lines = ["| | calls per step | share of the step |", "| --- | ---: | ---: |"]
 gap = {}
 for variant, name in TRACED.items():
-    lines.append(f"| **{name}** | | {STEP[variant]['us_a_step']:,.0f} | |")
+    lines.append(f"| **{name}** | | |")
     parts = [row for row in traced["results"] if row["variant"] == variant and row["part"] != "step"]
     gap[variant], attention = parts[-1]["share"], next(row for row in parts if "attention" in row["part"])
     named = [row for place, row in enumerate(parts[:-1]) if place < 3 or row is attention]
     rest = [row for row in parts[:-1] if row not in named]
     for row in named:
-        lines.append(f"| `{row['part']}` | {row['calls_a_step']:,.0f} | {row['us_a_step']:,.1f} | {row['share']:.1%} |")
-    calls, us, share = (sum(row[key] for row in rest) for key in ("calls_a_step", "us_a_step", "share"))
-    lines.append(f"| all other kernels | {calls:,.0f} | {us:,.1f} | {share:.1%} |")
-    lines.append(f"| no kernel runs | | {parts[-1]['us_a_step']:,.1f} | {gap[variant]:.1%} |")
+        lines.append(f"| `{row['part']}` | {row['calls_a_step']:,.0f} | {row['share']:.1%} |")
+    calls, share = (sum(row[key] for row in rest) for key in ("calls_a_step", "share"))
+    lines.append(f"| all other kernels | {calls:,.0f} | {share:.1%} |")
+    lines.append(f"| no kernel runs | | {gap[variant]:.1%} |")
 display(Markdown("\n".join([*lines, "", provenance(traced)])))
 
 # %% [markdown]
@@ -519,11 +510,10 @@ for name, shape, size in (("embedded, float32", small, 4), ("Qwen2.5-0.5B, bfloa
         print(f"{name:22} {rows:2} rows of {context:4} tokens: {parts} MB")
 
 # %% [markdown]
-# From 1 row to 64 the weights do not grow, only the cache does. And with long texts the cache is larger than the model:
-# then rows are no longer free.
+# From 1 row to 64 only the cache grows. With long texts it's larger than the model: then rows are no longer free.
 #
 # How fast are bytes? Don't take it from a data sheet. Copy a large piece of memory, and count each byte twice, once
-# read and once written. (Reading alone may be a little faster, so the floor isn't exact.) While you're at it, multiply
+# read and once written. While you're at it, multiply
 # two large matrices, for FLOP/s. A step must do both, so its floor is the **longer** of the two times.
 
 # %%
@@ -567,8 +557,7 @@ plt.show()
 
 # %% [markdown]
 # At the model's size it's {{ cached.bytes_per_s / machine.bytes_per_s:.1f }} times the rate of main memory, so we go on
-# with that. A GPU leaves no such doubt with a real model: half a billion weights are a gigabyte in bfloat16, and its L2
-# cache holds some tens of megabytes.
+# with that. A GPU leaves no such doubt: a real model is far larger than its L2 cache.
 #
 # ### Predict, then measure
 #
@@ -729,59 +718,9 @@ intensity = {"decode": points[1][1].intensity, "update": learned.intensity}
 # %% [markdown]
 # Decoding 64 rows does {{ intensity["decode"]:.0f }} FLOP per byte, the update {{ intensity["update"]:,.0f }}, and the
 # ridge lies at {{ gpu.ridge:.0f }}. {{ assert intensity["decode"] < gpu.ridge < intensity["update"] }} The update runs
-# at {{ row["tflops"]:.0f }} of the {{ peak:.0f }} TFLOP/s that a large matrix product reaches there. (Activations
-# aren't counted among its bytes.)
+# at {{ row["tflops"]:.0f }} of the {{ peak:.0f }} TFLOP/s that a large matrix product reaches there.
 #
-# ## 6 · Memory
-#
-# Time is one limit; what must be in memory at once is the other. Lesson 05 counted the parts. `MemoryTimeline` watches
-# them: the memory of this process, every few milliseconds. **Look for** the rises in the update: one for each of the {{
-# passes }} micro-batches. (All rows train here, so it takes longer than in section 1. {{ assert idle > 0.25 }})
-
-# %%
-from rlcourse.losses import aggregate
-from rlcourse.measure.profiling import MemoryTimeline
-
-
-def update(rollout) -> None:
-    """The update of a step, all of whose rows train: forward, backward, optimizer."""
-    for rows in rollout.completion_lengths.argsort().split(AT_ONCE):
-        part = rollout[rows]
-        logprobs, _ = learner.logprobs_and_values(part)
-        signs = torch.where(torch.rand(len(rows), 1) < 0.5, 1.0, -1.0)  # in place of advantages: none is 0
-        counts = {"rows": config.rows, "tokens": 1, "max_new_tokens": config.max_new_tokens}
-        aggregate(-signs * logprobs, part.completion_mask, "constant", **counts).backward()
-    update_weights(learner.optimizer, config, step=0)
-
-
-with contextlib.suppress(AttributeError, TypeError):  # Linux: the C library gives back what it keeps of earlier steps
-    ctypes.CDLL(None).malloc_trim(0)
-with MemoryTimeline(cpu, every=0.002) as timeline:
-    timeline.mark("rollout")
-    rollout = collect(policy, engine, task, order, config)[0].rollout
-    timeline.mark("update")
-    update(rollout)
-    timeline.mark("end")
-
-# %% tags=["hide-input"]
-# @title Figure: memory over one step
-seconds, held = zip(*timeline.samples, strict=True)
-megabytes = [(n - held[0]) / 1e6 for n in held]
-fig, ax = plt.subplots(figsize=(9, 3))
-ax.fill_between([1e3 * s for s in seconds], megabytes, color=SKY, alpha=0.5)
-ax.plot([1e3 * s for s in seconds], megabytes, color=BLUE, linewidth=1)
-for start, name in timeline.marks[:2]:
-    ax.axvline(1e3 * start, color=BLACK, linestyle=":", linewidth=1)
-    ax.text(1e3 * start, 1.04 * max(megabytes), f" {name}")
-ax.set(xlabel="ms", ylabel="MB above the start", ylim=(min(0, *megabytes), 1.15 * max(megabytes) + 1))
-ax.set_title("Memory of this process over one step")
-plt.show()
-
-# %% [markdown]
-# The small rise at the left is the rollout. Each rise in the update is a forward pass, which keeps what its backward
-# pass will need. The second is higher because rows are sorted by length and it has the longer answers.
-#
-# ## 7 · Three kinds of slow
+# ## 6 · Three kinds of slow
 #
 # | | host-bound | memory-bound | compute-bound |
 # | --- | --- | --- | --- |
@@ -791,8 +730,8 @@ plt.show()
 # | in the roofline | far below the roof | near the slope | near the flat part |
 # | what helps | fusing, a CUDA graph, more rows | 8-bit weights, grouped heads, more rows | bfloat16, less padding |
 #
-# The cures don't mix. A faster attention kernel does nothing for a step that waits for Python; a CUDA graph does
-# nothing for one that waits for arithmetic. Try it on two lines of the records:
+# The cures don't mix: a faster attention kernel does nothing for a step that waits for Python. Try it on two lines of
+# the records:
 
 # %% tags=["hide-input"]
 # @title Your bets
@@ -818,8 +757,8 @@ for text, kind in CASES.items():
 # large matrix product gets. It isn't all the way there: 16 answers, a quarter of the tokens, take {{ 100 / longer:.0f
 # }}% of its time. {{ assert 2 < longer < 3 and row["rows"] == 64 }}
 #
-# The order of work, then: phases and Amdahl first, then busy, then the floor. Don't tune a kernel while the host is
-# what you wait for. And stop when the floor is near, or when Amdahl says that the rest doesn't matter.
+# The order of work, then: phases and Amdahl first, then busy, then the floor. Stop when the floor is near, or when
+# Amdahl says that the rest doesn't matter.
 #
 # ## Check yourself
 #
@@ -850,13 +789,6 @@ for text, kind in CASES.items():
 # and 32 rows. The busy fraction, or the floor, tells which.
 # </details>
 #
-# 5. A GPU with twice the arithmetic and the same memory comes out. What does it do for decoding with 32 rows?
-#
-# <details><summary>Answer</summary>
-# Next to nothing. Decoding few rows lies below the ridge, and the ridge has moved even farther to the right. The update
-# gains.
-# </details>
-#
 # ## Exercises
 #
 # [exercises/06_where_time_goes.ipynb](../exercises/06_where_time_goes.ipynb): fix a busy fraction of 140%, find out
@@ -869,5 +801,4 @@ for text, kind in CASES.items():
 # - Williams, Waterman and Patterson 2009, *Roofline: An Insightful Visual Performance Model for Multicore
 #   Architectures*, Communications of the ACM 52(4).
 # - Pope et al. 2022, *Efficiently Scaling Transformer Inference*, arXiv:2211.05102: bytes and operations of decoding.
-# - Kaplan et al. 2020, *Scaling Laws for Neural Language Models*, arXiv:2001.08361: counts training's operations.
 # - Horace He 2022, *Making Deep Learning Go Brrrr From First Principles*: the three kinds of slow, with PyTorch.

@@ -864,33 +864,17 @@ times_vllm = [UNEQUAL["graph", n]["tokens_per_s"] / UNEQUAL["vllm", n]["tokens_p
 # Every step is the same program at the same addresses: it can be compiled once, and recorded in a CUDA graph.
 # </details>
 #
-# 2. You replaced the attention by a fast kernel of your own and the rollout became slower, with the same tokens. What
-#    do you look at first? (Lesson 10 tries your answer out.)
-#
-# <details><summary>Answer</summary>
-# At the number of pieces that run in a step. If Dynamo can't look into your kernel's wrapper, each layer breaks the
-# graph. Register it as an operation, or record the step yourself.
-# </details>
-#
-# 3. A step takes the same time with 16 rows as with 64. Does *leave* help when answers differ in length? Does *refill*?
+# 2. A step takes the same time with 16 rows as with 64. Does *leave* help when answers differ in length? Does *refill*?
 #
 # <details><summary>Answer</summary>
 # Leave does not: it makes steps smaller, not fewer. Refill does. With many rows, where a step's time grows with them,
 # leave helps as well.
 # </details>
 #
-# 4. Your recorded step takes `temperature` as a Python number. You lower it after a hundred steps. What happens?
+# 3. Your recorded step takes `temperature` as a Python number. You lower it after a hundred steps. What happens?
 #
 # <details><summary>Answer</summary>
 # Nothing, silently: the recorded number is on the tape. Keep it in a tensor and write the new value into it.
-# </details>
-#
-# 5. Your rollout is 90% of a step. You make it 9 times as fast. How much faster is the step, and how much could it
-#    still gain from rollouts?
-#
-# <details><summary>Answer</summary>
-# 1 / (0.1 + 0.9 / 9) = 5 times. If the rollout were free it would be 10 times, so one factor of 2 is left; the update
-# is now half of the step.
 # </details>
 #
 # ## Exercises
@@ -901,13 +885,9 @@ times_vllm = [UNEQUAL["graph", n]["tokens_per_s"] / UNEQUAL["vllm", n]["tokens_p
 #
 # ## Further reading
 #
-# - Shazeer 2019, *Fast Transformer Decoding: One Write-Head is All You Need*, arXiv:1911.02150: why decoding is bound
-#   by bytes, and one key-value head for all queries.
-# - Ainslie et al. 2023, *GQA: Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints*,
-#   arXiv:2305.13245.
-# - Yu et al. 2022, *Orca: A Distributed Serving System for Transformer-Based Generative Models*, OSDI: continuous
-#   batching.
+# - Shazeer 2019, *Fast Transformer Decoding: One Write-Head is All You Need*, arXiv:1911.02150.
+# - Ainslie et al. 2023, *GQA*, arXiv:2305.13245.
+# - Yu et al. 2022, *Orca*, OSDI: continuous batching.
 # - Kwon et al. 2023, *Efficient Memory Management for Large Language Model Serving with PagedAttention*,
 #   arXiv:2309.06180: a cache in pages, the other answer to differing lengths.
-# - Ansel et al. 2024, *PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and Graph
-#   Compilation*, ASPLOS: Dynamo, graphs and graph breaks.
+# - Ansel et al. 2024, *PyTorch 2*, ASPLOS: Dynamo, graphs and graph breaks.

@@ -18,8 +18,7 @@
 #
 # You need [lesson 06](06_where_time_goes.ipynb): floors. You don't need a GPU. You can compile for one without having
 # it, and an **interpreter** runs the compiled code on the CPU, slowly, on small tensors, counting every byte. If you do
-# have a GPU, each run is repeated there and compared. Times come from records. A puzzle waits in section 9: one kernel,
-# compiled twice and right both times, asks for its data once in one program and four times in the other.
+# have a GPU, each run is repeated there and compared. Times come from records.
 #
 # The compiler is a package for Linux: `pip install "rlcourse[kernels]"`; in Colab `%pip install
 # "nvidia-cutlass-dsl>=4.8.1,<4.9" "apache-tvm-ffi>=0.1.15,<0.2"`.
@@ -38,7 +37,7 @@ from matplotlib.colors import ListedColormap
 import ptx_interpreter as ptx
 from rlcourse.course import pick
 from rlcourse.course.kernels.interpret import run as interpret
-from rlcourse.course.widgets import bet, explorer
+from rlcourse.course.widgets import bet
 from rlcourse.kernels import dsl
 from rlcourse.kernels.dsl import Float32, Int32, const_expr, range_constexpr
 from rlcourse.kernels.toolchain import Argument, compiled
@@ -57,7 +56,7 @@ print("CuTe DSL is here" if dsl.INSTALLED else "CuTe DSL is missing: see the lin
 # wait for each other. Blocks share only the GPU's large *global* memory.
 #
 # In CuTe DSL all of that is Python. Here's a complete program that adds two vectors, one element per thread. It uses
-# nothing from this course.
+# nothing of ours.
 
 # %%
 import torch
@@ -94,10 +93,8 @@ if device == "cuda":
 #
 # - `from_dlpack` wraps a tensor. Nothing is copied. Section 9 comes back to it, because it hides a trap.
 # - `cute.compile` *traces* `launch_add`: it runs the Python once, with placeholders instead of tensors, and turns what
-#   that did into machine code. Before that it rewrites each `if` and loop: each thread must decide `i < c.shape[0]` for
-#   itself, and plain Python could decide it only once. Shapes and dtypes are constants of the code;
-#   `from_dlpack(t).mark_layout_dynamic()` leaves a length open. A call of `program` is cheap; a call of `launch_add`
-#   would trace again.
+#   that did into machine code. Each thread must decide `i < c.shape[0]` for itself, so each `if` and loop is rewritten
+#   first. Shapes and dtypes are constants of the code; `from_dlpack(t).mark_layout_dynamic()` leaves a length open.
 # - `cute.jit` marks what the host does: launch a grid of blocks.
 # - `cute.kernel` marks what each thread does.
 #
@@ -276,13 +273,11 @@ print("and with n = 128: ", caught(Add(guard=False), *torch.randn(3, 128).unbind
 # The last line is the one to remember. The kernel is as wrong as before, but 128 is a multiple of the block size, so no
 # thread is left over. **Test with lengths that don't fit.**
 #
-# "Nothing found" isn't "correct". The interpreter sees only this run with these sizes. It misses races between lanes of
-# one warp, and it knows nothing about speed.
+# "Nothing found" isn't "correct": the interpreter sees only this run with these sizes, and nothing of speed.
 #
 # ### What it interprets
 #
-# *PTX* is the assembly language of a GPU that doesn't exist: as many registers as you like, and no real machine's
-# encoding. An assembler turns it into machine code. This is all of `Add`:
+# *PTX* is the assembly language of a GPU that doesn't exist, with as many registers as you like. This is all of `Add`:
 
 # %% tags=["hide-input"]
 # @title The PTX of `Add`
@@ -292,8 +287,7 @@ print("\n".join(line for line in body if line.strip() and ".loc" not in line))
 
 # %% [markdown]
 # `%tid.x` and `%ctaid.x` are the thread and the block. `setp` compares, and `@%p1 bra` jumps in the lanes whose
-# predicate `%p1` is true. The two `ld.global.b32`, the `add.f32` and the `st.global.b32` are the work. What to look for
-# in a PTX file: the width of loads, and `.local`, an array that ended up in slow memory.
+# predicate `%p1` is true. The two `ld.global.b32`, the `add.f32` and the `st.global.b32` are the work.
 #
 # ## 4 · Layouts
 #
@@ -302,7 +296,7 @@ print("\n".join(line for line in body if line.strip() and ".loc" not in line))
 # entry of the shape, with its stride, is a *mode*.
 #
 # Two more rules. A coordinate may be a single number: it's cut into coordinates with the **first mode fastest**. And
-# shapes may be nested: a mode may itself be a shape, with strides of its own. A few lines do both.
+# shapes may be nested: a mode may itself be a shape, with strides of its own.
 
 
 # %%
@@ -371,9 +365,8 @@ for ax, (name, (shape, stride)) in zip(axes.flat, LAYOUTS.items(), strict=True):
 plt.show()
 
 # %% [markdown]
-# A tile is cut out of a layout by *dividing* it: the result has the place **within** a tile, and **which** tile. No
-# data moves; only strides change. Dividing `(4,8):(8,1)` by tiles of 2 × 4, CuTe says `{{ asked["divided"] }}`: within
-# a tile the old strides, from tile to tile the old strides times the tile.
+# A tile is cut out of a layout by *dividing* it: `(4,8):(8,1)` in tiles of 2 × 4 is `{{ asked["divided"] }}`, the place
+# within a tile, then which tile. No data moves; only strides change.
 #
 # ### Threads and values
 #
@@ -399,7 +392,7 @@ plt.show()
 
 # %% [markdown]
 # A CPU likes stretches. The threads of a warp load **together**, and what they load together should be one piece of
-# memory. How much does the other way cost?
+# memory.
 #
 # ## 5 · What a load moves
 #
@@ -478,8 +471,7 @@ plt.show()
 waste.result(used[steps.index(16)])
 
 # %% [markdown]
-# From step 8 on, each lane has a sector of its own, and it gets no worse. It can make a memory-bound kernel eight times
-# as slow.
+# From step 8 on, each lane has a sector of its own: a memory-bound kernel is eight times as slow.
 #
 # ### Sixteen bytes at once
 #
@@ -623,11 +615,9 @@ print(f"equal to the rounded float64 result: {(y == exact.bfloat16()).float().me
 print({name: k for name, k in report.instructions.items() if name.startswith("shfl")}, "for", len(x), "rows")
 
 # %% [markdown]
-# Five shuffles per row, and no shared memory. The shuffles are inside `if row < x.shape[0]`, which is safe only because
-# a row has a whole warp, so all 32 lanes agree. Give a row to 16 lanes instead, and a warp has two rows; with an odd
-# number of rows, half of the last warp has none. A shuffle waits for all lanes of its *mask*, here the whole warp, that
-# haven't left the kernel. Below, the lanes without a row wait at a barrier while the others wait for them at the
-# shuffle.
+# Five shuffles per row, and no shared memory. They're inside `if row < x.shape[0]`, which is safe only because a row
+# has a whole warp, so all 32 lanes agree. Give a row to 16 lanes instead, and with an odd number of rows half of the
+# last warp has none. Below, those lanes wait at a barrier while the others wait for them at the shuffle.
 
 
 # %%
@@ -705,8 +695,8 @@ print(f"{report.barriers} barriers for {len(y)} blocks, sums {[round(v, 2) for v
 
 # %% [markdown]
 # Now leave the barrier out. On a GPU the answer then depends on which warp is faster: a *race*. It could be right a
-# million times. The interpreter can run warps in several orders, but it doesn't rely on luck: it keeps track of which
-# access is **ordered** before which. A barrier orders them. Happening to come first doesn't.
+# million times. The interpreter doesn't rely on luck: it keeps track of which access is **ordered** before which. A
+# barrier orders them; happening to come first doesn't.
 
 # %%
 for order in ("lockstep", "warp", "random"):
@@ -716,49 +706,14 @@ for order in ("lockstep", "warp", "random"):
 # %% [markdown]
 # It finds the mistake in each order, even where the sum would have come out right.
 #
-# > **Box: banks and swizzles**
-# >
-# > Shared memory has 32 *banks*: word $w$ of 4 bytes is in bank $w \bmod 32$, and a bank serves one word per turn. A
-# > warp that reads a **row** of a 32 × 32 tile of floats touches 32 banks, one turn. A warp that reads a **column**
-# > finds all 32 words in one bank, and takes 32 turns: a *bank conflict*. *Padding* (rows of 33 words) costs room. A
-# > *swizzle* puts element $(r, c)$ at $c \oplus r$ of its row, and costs only an exclusive or. CuTe has it as a layout,
-# > `make_swizzle`.
-#
-# The same on a small scale, a tile of 8 × 8 and 8 banks. The number is the word in which an element lies, the colour
-# its bank; the outlined cells are one column. **Look for** how many colours the column has.
-
-# %% tags=["hide-input"]
-# @title Figure: banks of a tile
-WAYS = {
-    "row-major": lambda r, c, n: n * r + c,
-    "padded": lambda r, c, n: (n + 1) * r + c,
-    "swizzled": lambda r, c, n: n * r + (c ^ r),
-}
-
-
-def turns(place, n: int = 32) -> tuple[int, int]:
-    """Turns of a warp for a row and for a column of a tile: the most words in one bank."""
-    r, c = torch.arange(n), torch.arange(n)
-    return tuple(int(place(*at, n).remainder(n).bincount().max()) for at in ((r * 0 + 3, c), (r, c * 0 + 3)))
-
-
-fig, axes = plt.subplots(1, 3, figsize=(9.5, 3.3), layout="constrained")
-conflicts = {name: turns(place) for name, place in WAYS.items()}  # of the tile in the box
-for ax, (name, place) in zip(axes, WAYS.items(), strict=True):
-    words = [[place(r, c, 8) for c in range(8)] for r in range(8)]
-    draw_matrix(ax, words, [[w % 8 for w in row] for row in words], name)
-    ax.add_patch(plt.Rectangle((2.5, -0.5), 1, 8, fill=False, linewidth=2.5))
-    ax.set_xlabel("turns: {} for a row, {} for a column".format(*turns(place, 8)))
-plt.show()
-
-# %% [markdown]
-# The exercises have a harder one: rows, columns and sub-tiles at once. {{ assert conflicts == {"row-major": (1, 32),
-# "padded": (1, 1), "swizzled": (1, 1)} }}
+# Shared memory has a trap of its own: 32 *banks*, each of which serves one word per turn. A warp that reads a
+# **column** of a 32 × 32 tile of floats finds all of it in one bank: a *bank conflict*, 32 turns. The exercises lay
+# such a tile out with a *swizzle*, so that rows, columns and sub-tiles take one turn.
 #
 # ## 7 · What fusing saves
 #
 # Eager PyTorch runs RMSNorm as a chain of operators. Each reads its inputs from memory and writes its output there. How
-# many bytes is that? A *dispatch mode* sees every operator that's called. (Views move nothing.)
+# many bytes is that? A *dispatch mode* sees every operator that's called.
 
 # %%
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -835,9 +790,8 @@ display(Markdown("\n".join(lines)))
 norm_saved, swiglu_saved = eager_bytes[0] / norm_bytes, eager_bytes[1] / swiglu_bytes
 
 # %% [markdown]
-# Nearly all bytes of the eager chain are intermediates that one operator writes only for the next to read. *Fusing*
-# removes those: {{ norm_saved:.1f }} times fewer bytes here, {{ swiglu_saved:.1f }} times for SwiGLU. {{ assert
-# norm_saved > 3 }} No tuning of single operators could do that.
+# Nearly all bytes of the eager chain are intermediates. *Fusing* removes them: {{ norm_saved:.1f }} times fewer bytes
+# here, {{ swiglu_saved:.1f }} times for SwiGLU. {{ assert norm_saved > 3 }}
 #
 # ## 8 · On a GPU: the floor, and the competition
 #
@@ -880,9 +834,8 @@ fastest.result(FATES[0] if lead > 1.5 else FATES[1] if lead > 1.05 else FATES[2]
 # %% [markdown]
 # **A tie**, {{ us["add_rms_norm-cute"]:.1f }} µs against {{ us["add_rms_norm-compiled"]:.1f }} for the norm. {{ assert
 # 0.95 < lead < 1.05 and 0.95 < swiglu_lead < 1.05 }} No wonder: both run at about the speed of a copy, so there's
-# nothing left to win. (SwiGLU is even a bit faster: it reads twice what it writes, and a copy reads as much as it
-# writes.) {{ assert floor["add_rms_norm"] / us["add_rms_norm-cute"] > 0.8 }} `torch.compile` fuses this as well as we
-# do. So why write kernels at all?
+# nothing left to win. {{ assert floor["add_rms_norm"] / us["add_rms_norm-cute"] > 0.8 }} `torch.compile` fuses this as
+# well as we do. So why write kernels at all?
 #
 # - **For what the compiler can't see.** It fuses chains of elementwise operators and sums. Attention over a cache isn't
 #   such a chain: as transformers writes it, one step takes {{ attention["fused-compiled"] / attention["fused-cute"]:.0f
@@ -893,64 +846,12 @@ fastest.result(FATES[0] if lead > 1.5 else FATES[1] if lead > 1.05 else FATES[2]
 #
 # If it's elementwise, or a sum along a row, let the compiler do it.
 #
-# One more way to miss the floor: too few **bytes in flight**. A load takes hundreds of nanoseconds, so to use the full
-# bandwidth, bandwidth times latency bytes must be in flight at any moment (Little's law). They can belong to many
-# threads with a few bytes each, or to few threads with many. Below is a model with an H200's data sheet. *Occupancy* is
-# how many warps an SM holds, of those it could. **Look for** how the third picture, with 24 of 64 warps, still reaches
-# the roof. Occupancy is a means; bytes in flight are the end (Volkov 2010).
-
-# %% tags=["hide-input"]
-# @title Explorer: bytes in flight
-LIMITS = {"sm_90a": (64, 32, 228)}  # warps, blocks, KB of shared memory of an SM: NVIDIA's programming guide
-A_SM = 4.8e12 / 132 / 1e9  # bytes a nanosecond
-
-
-def resident_warps(arch: str, threads: int, registers: int, shared_bytes: int = 0) -> int:
-    """Warps that one SM holds at once. registers: of a thread."""
-    most_warps, most_blocks, shared = LIMITS[arch]
-    warps = threads // 32
-    of_a_warp = 32 * (-(-registers // 8) * 8)  # registers are handed out in eights
-    by_registers = 65536 // of_a_warp // 4 * 4 // warps  # to four schedulers alike
-    by_shared = 1024 * shared // (shared_bytes + 1024)  # each block pays 1 KB to the system
-    return warps * min(most_blocks, most_warps // warps, by_registers, by_shared)
-
-
-def draw_flight(ax, registers: int, bytes_a_thread: int, latency_ns: int) -> None:
-    """Share of the bandwidth over the bytes that each thread has in flight."""
-    warps = resident_warps("sm_90a", 128, registers)
-    sizes = torch.logspace(0, 7, 200, base=2)
-
-    def reached(size):
-        return (100 * warps * 32 * size / (latency_ns * A_SM)).clamp(max=100)
-
-    found = reached(torch.tensor(float(bytes_a_thread)))
-    ax.plot(sizes, reached(sizes), color=BLUE)
-    ax.plot([bytes_a_thread], [found], color=VERMILION, marker="o", markersize=9)
-    ax.set(xscale="log", ylim=(0, 108), xlabel="bytes in flight per thread", ylabel="% of the bandwidth, at most")
-    ax.set(xticks=[1, 4, 16, 64, 128], xticklabels=[1, 4, 16, 64, 128])
-    ax.minorticks_off()
-    title = f"{registers} registers, {warps} of 64 warps,\n{bytes_a_thread} bytes per thread: {found:.0f}%"
-    ax.set_title(title, fontsize=11)
-    ax.grid()
-
-
-static = [
-    {"registers": 32, "bytes_a_thread": 4, "latency_ns": 700},
-    {"registers": 32, "bytes_a_thread": 16, "latency_ns": 700},
-    {"registers": 80, "bytes_a_thread": 112, "latency_ns": 700},
-]
-explorer(
-    draw_flight,
-    static=static,
-    registers=(32, 16, 248, 8),
-    bytes_a_thread=(16, 4, 128, 4),
-    latency_ns=(700, 300, 1200, 50),
-)
-
-# %% [markdown]
+# One more way to miss the floor: too few **bytes in flight**. A load takes hundreds of nanoseconds, so many must be
+# under way at any moment: many threads with a few bytes each, or few threads with many (Volkov 2010). Lesson 09 counts.
+#
 # ## 9 · Without this course
 #
-# You'll want to run your kernel in your own project. Four things change.
+# In your own project three things change.
 #
 # ### Alignment: a puzzle
 #
@@ -1040,38 +941,11 @@ print("right:", torch.equal(c, a + b))
 # %% [markdown]
 # In CuTe you write what a **thread** does: which elements it holds, how wide its loads are, where it waits. In Triton
 # you write what a **block** does with a tile, and the compiler chooses threads, load widths, shared memory and
-# barriers. Triton is much shorter, and CuTe reaches what Triton's compiler doesn't: layouts of your own (lesson 09
-# renumbers a matrix so that no register moves), warps with different jobs, exact control of what's in flight. Write it
-# in Triton first. Lesson 10, section 6, says where our engine uses which.
+# barriers. Triton is much shorter; CuTe reaches what its compiler doesn't: layouts of your own, warps with different
+# jobs, exact control of what's in flight. Lesson 10 says where our engine uses which.
 #
-# ### An operation of PyTorch
-#
-# `torch.compile` can't look inside a launcher, and the graph breaks (lesson 07). The remedy is to register an
-# *operation*: a name with a schema, which says what's read and what's changed, and a *fake*, which makes an empty
-# output of the right shape, strides and dtype.
-
-
-# %%
-@torch.library.custom_op("lesson08::add", mutates_args=())
-def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    c = torch.empty_like(a)
-    run(WideAdd(vector=4), a, b, c)
-    return c
-
-
-@add.register_fake
-def _(a, b):
-    return torch.empty_like(a)
-
-
-a, b = torch.randn(300), torch.randn(300)
-whole = torch.compile(lambda a, b: add(a * 2, b) + 1, backend="eager", fullgraph=True)
-assert torch.equal(whole(a, b), a * 2 + b + 1)
-print("in one graph;", torch.library.opcheck(add, (a, b)))
-print(torch.ops.rlcourse.add_rms_norm.default._schema)
-
-# %% [markdown]
-# `fullgraph=True` would have raised at a break. `opcheck` tests schema and fake against what the operation really does.
+# Under `torch.compile`, register the launcher as an *operation* (`torch.library.custom_op`), or the graph breaks:
+# lesson 10 does so.
 #
 # ## Check yourself
 #
@@ -1081,24 +955,10 @@ print(torch.ops.rlcourse.add_rms_norm.default._schema)
 # Five: 128 bytes that begin in mid-sector end in mid-sector. 128 of 160 bytes are used.
 # </details>
 #
-# 2. A kernel passes all tests with 4,096 elements. Name two lengths that you try next, and why.
-#
-# <details><summary>Answer</summary>
-# 4,095 and 1. Neither is a multiple of the piece or of the block, so both reach the tail: 4,095 in a block that is
-# otherwise full, 1 in one that is nearly empty.
-# </details>
-#
-# 3. All results of a kernel are right, and the interpreter reports a race. Who is wrong?
+# 2. All results of a kernel are right, and the interpreter reports a race. Who is wrong?
 #
 # <details><summary>Answer</summary>
 # The kernel. The result was right in this order of events, and nothing rules out another order.
-# </details>
-#
-# 4. A colleague's fused kernel for `gelu(x) * y` beats eager by 3 times. What do you ask first?
-#
-# <details><summary>Answer</summary>
-# How it compares with `torch.compile`, and both with bytes over bandwidth. Three moved tensors instead of five or more
-# is fusion, which the compiler does by itself.
 # </details>
 #
 # ## Exercises
@@ -1108,11 +968,8 @@ print(torch.ops.rlcourse.add_rms_norm.default._schema)
 #
 # ## Further reading
 #
-# - NVIDIA, *CUDA C++ Programming Guide*: the programming model, and the table of compute capabilities.
-# - NVIDIA, *Parallel Thread Execution ISA*: every PTX instruction.
+# - NVIDIA, *CUDA C++ Programming Guide* and *Parallel Thread Execution ISA*.
 # - NVIDIA, CUTLASS documentation, *CuTe* and *CuTe DSL*: layouts, their algebra, and the Python of this lesson.
-# - Rush, *GPU Puzzles*: where the idea of the exercises' small kernels comes from.
-# - Volkov 2010, *Better Performance at Lower Occupancy*, GPU Technology Conference: bytes in flight against occupancy.
-# - Little 1961, *A Proof for the Queuing Formula: L = λW*, Operations Research 9.
+# - Rush, *GPU Puzzles*: the idea of the exercises' small kernels.
+# - Volkov 2010, *Better Performance at Lower Occupancy*, GPU Technology Conference.
 # - Zhang and Sennrich 2019, *Root Mean Square Layer Normalization*, arXiv:1910.07467.
-# - Shazeer 2020, *GLU Variants Improve Transformer*, arXiv:2002.05202.

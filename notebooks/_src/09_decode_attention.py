@@ -18,8 +18,8 @@
 # You need [lesson 08](08_first_kernels.ipynb) and from [lesson 07](07_static_cache.ipynb) the static cache and left
 # padding. You don't need a GPU: we compile the kernels, and an interpreter runs their PTX. Times come from a record.
 #
-# Before you start: **the default engine doesn't run this kernel.** Its attention is in Triton, because it must add up
-# in the trainer's order (lesson 11). This one goes into `generate` in lesson 10, and it's an option of our engine.
+# One thing first: **our engine doesn't run this kernel by default.** Its attention is in Triton, to add up in the
+# trainer's order (lesson 11). This one goes into `generate` in lesson 10.
 
 # %%
 import inspect
@@ -247,7 +247,7 @@ first_bet = bet(
 first_bet.result(100 * rate["attention-simple", SMALL])
 
 # %% [markdown]
-# Far less than a quarter, so idle SMs aren't the main reason. **Little's law** (lesson 08) finds a better one: to use
+# Far less than a quarter, so idle SMs aren't the main reason. **Little's law** (1961) finds a better one: to use
 # the full bandwidth, bandwidth times latency bytes must be *in flight* at any moment.
 
 # %%
@@ -443,8 +443,8 @@ for order in ("acq_rel", "relaxed"):
         print(f"{order}: {type(error).__name__}: {error}")
 
 # %% [markdown]
-# The interpreter doesn't wait for a wrong sum. For every byte it records who wrote it and what orders that before the
-# reader, and here it finds nothing. On a GPU the sum may be right in every test, and wrong on another card.
+# The interpreter doesn't wait for a wrong sum: it records who wrote each byte and what orders that before the reader,
+# and here it finds nothing. On a GPU the sum may be right in every test, and wrong on another card.
 #
 # The split kernel, with blocks and warps in several orders. Who comes last differs, the result mustn't: the merge goes
 # through the partials in a fixed order, so even the bits are the same.
@@ -900,30 +900,14 @@ small_floor, large_floor = (4e-3 * K * D * math.prod(size) / COPY for size in (S
 # 2. Somebody replaces `acq_rel` by `relaxed`. All tests of results pass, a thousand times. Is it right?
 #
 # <details><summary>Answer</summary>
-# No. Nothing orders the partials before the counter any more. It may work for months on one GPU. The interpreter
-# reports the race at once, because it looks for the missing order, not for a wrong number.
+# No. Nothing orders the partials before the counter any more. The interpreter reports the race at once.
 # </details>
 #
 # 3. A kernel reads every byte once, in whole sectors, and reaches half of the bandwidth. What now?
 #
 # <details><summary>Answer</summary>
-# Count two things before you change one: the bytes in flight (bandwidth times latency are needed), and the share of the
-# issue slots that it uses. If neither roof is near, it waits, for memory or for its own instructions: put more bytes in
-# flight, or use more warps, or shorter chains. Change one thing at a time, or you won't know what helped.
-# </details>
-#
-# 4. Why may the dimensions of q and k be renumbered together, but not those of k alone?
-#
-# <details><summary>Answer</summary>
-# The score is a sum over dimensions of products of partners. A sum does not care about the order, but each term needs
-# its partner: both factors must have the same permutation.
-# </details>
-#
-# 5. In the fused kernel one CTA writes the new key to the cache while others read the cache. Why is that no race?
-#
-# <details><summary>Answer</summary>
-# Every loop over the cache stops just before the new token, so no byte is both written and read. The warp that owns the
-# new token uses it from its registers.
+# Count the bytes in flight, and the share of the issue slots it uses. If neither roof is near, it waits, for memory
+# or for its own instructions. Change one thing at a time, or you won't know what helped.
 # </details>
 #
 # ## Exercises
@@ -934,14 +918,10 @@ small_floor, large_floor = (4e-3 * K * D * math.prod(size) / COPY for size in (S
 # ## Further reading
 #
 # - Milakov and Gimelshein 2018, *Online normalizer calculation for softmax*, arXiv:1805.02867.
-# - Dao et al. 2022, *FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness*, arXiv:2205.14135:
-#   attention in tiles, no scores in memory.
+# - Dao et al. 2022, *FlashAttention*, arXiv:2205.14135: attention in tiles, no scores in memory.
 # - Dao, Haziza, Massa and Sizov 2023, *Flash-Decoding for long-context inference*: splits for one query token.
-# - Shazeer 2019, *Fast Transformer Decoding: One Write-Head is All You Need*, arXiv:1911.02150, and Ainslie et al.
-#   2023, *GQA*, arXiv:2305.13245: fewer key-value heads.
-# - Ye et al. 2025, *FlashInfer: Efficient and Customizable Attention Engine for LLM Inference Serving*,
-#   arXiv:2501.01005: partial results as an algebra, schedules for rows of differing length.
-# - Liu, Zaharia and Abbeel 2023, *Ring Attention with Blockwise Transformers for Near-Infinite Context*,
-#   arXiv:2310.01889: the same merge between devices.
+# - Shazeer 2019, arXiv:1911.02150, and Ainslie et al. 2023, arXiv:2305.13245: fewer key-value heads.
+# - Ye et al. 2025, *FlashInfer*, arXiv:2501.01005: partial results as an algebra.
+# - Liu, Zaharia and Abbeel 2023, *Ring Attention*, arXiv:2310.01889: the same merge between devices.
 # - Volkov 2010, *Better Performance at Lower Occupancy*, GTC: bytes in flight, and Little's law on a GPU.
 # - NVIDIA, *PTX ISA*: the fragments of `mma.m16n8k16`, and the memory consistency model (acquire, release, scopes).

@@ -1,8 +1,6 @@
-"""Where time and memory go: what the GPU does in a call, and memory over time."""
+"""Where time goes: what the GPU does in a call."""
 
 import os
-import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
-from rlcourse.measure.timing import peak_memory_bytes, seconds
+from rlcourse.measure.timing import seconds
 
 
 @dataclass(frozen=True)
@@ -84,45 +82,3 @@ def _longest(rows: list[tuple[str, float]], repeats: int, top: int) -> list[tupl
         microseconds[name] += elapsed
     names = sorted(microseconds, key=lambda name: -microseconds[name])[:top]
     return [(name, calls[name] / repeats, microseconds[name] / 1e6 / repeats) for name in names]
-
-
-class MemoryTimeline:
-    """Memory over time in the body of a `with`: `samples` are (seconds, bytes), taken every `every` seconds.
-
-    Bytes are those of the GPU's allocator, or of this process. `mark(name)` notes the beginning of a phase: `marks` are
-    (seconds, name).
-    """
-
-    def __init__(self, device: torch.device, every: float = 0.005):
-        self.device, self.every = device, every
-        self.samples: list[tuple[float, int]] = []
-        self.marks: list[tuple[float, str]] = []
-
-    def __enter__(self) -> "MemoryTimeline":
-        self.start, self.stopped = time.perf_counter(), threading.Event()
-        self.thread = threading.Thread(target=self._sample, daemon=True)
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.stopped.set()
-        self.thread.join()
-
-    def mark(self, name: str) -> None:
-        self.marks.append((time.perf_counter() - self.start, name))
-
-    def _sample(self) -> None:
-        while True:
-            self.samples.append((time.perf_counter() - self.start, memory_now(self.device)))
-            if self.stopped.wait(self.every):
-                return
-
-
-def memory_now(device: torch.device) -> int:
-    """Bytes that the GPU's allocator has given out, or that this process has in memory (Linux; elsewhere its peak)."""
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
-    statm = Path("/proc/self/statm")
-    if statm.exists():
-        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return peak_memory_bytes(device) or 0

@@ -1,7 +1,6 @@
 """Times by phase and the most memory."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -37,34 +36,3 @@ def test_a_profile_counts_what_one_call_does_and_leaves_a_trace_that_a_viewer_re
 )
 def test_kernels_that_overlap_count_once(spans, total):
     assert profiling.covered(spans) == total
-
-
-COME_AND_GO = """
-import json, time, torch
-from rlcourse.measure import profiling
-with profiling.MemoryTimeline(torch.device("cpu"), every=0.001) as timeline:
-    time.sleep(0.2)
-    timeline.mark("held")
-    held = torch.ones(30_000_000)
-    time.sleep(0.2)
-    timeline.mark("freed")
-    del held
-    time.sleep(0.2)
-print(json.dumps([timeline.samples, timeline.marks]))
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere a process tells its peak alone")
-def test_a_timeline_sees_memory_come_and_go():
-    """In a process of its own: one that has run other tests may hand out memory that it never gave back."""
-    done = subprocess.run([sys.executable, "-c", COME_AND_GO], capture_output=True, text=True, check=True)
-    samples, marks = json.loads(done.stdout)
-    (first, _), (second, _) = marks
-
-    def most(start, end):
-        return max(size for at, size in samples if start <= at <= end)
-
-    assert [name for _, name in marks] == ["held", "freed"]
-    before, during, after = most(0, first), most(first, second), samples[-1][1]
-    assert during - before == pytest.approx(120e6, rel=0.1) and during - after == pytest.approx(120e6, rel=0.1)
-    assert samples == sorted(samples)
