@@ -1,6 +1,7 @@
 """The commands beside `train`, `eval` and `sample`, registered by `cli.py`."""
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,7 +49,8 @@ def keep_right(
     `rlcourse sft --data` can then learn from them. Demonstrations of validation and test problems are dropped.
     """
     data, output = data.expanduser(), output.expanduser()
-    try_file(output, "choose another --output", data)
+    folder = task.partition("@")[2] or os.environ.get("RLCOURSE_GSM8K_DIR")
+    try_file(output, "choose another --output", data, *(Path(folder).expanduser().glob("*.jsonl") if folder else ()))
     from rlcourse.sft import traces
     from rlcourse.tasks import load_task
 
