@@ -7,6 +7,7 @@ class `ModelNew` that computes the same by kernels of its own.
 import ast
 import hashlib
 import re
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rlcourse.hub import load_rows
 
 HUB = "ScalingIntelligence/KernelBench"
 TEST_SHARE = 0.2
+PARSING = threading.Lock()  # CPython 3.11 counts the depth of all threads' parsing as one, and fails if they take turns
 FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
 PROMPT = """Write Triton kernels (functions under @triton.jit) that compute what this PyTorch module computes, faster.
 
@@ -78,19 +80,25 @@ def parse_answer(text: str) -> str | None:
     return blocks[-1] if blocks else None
 
 
+def parse(source: str) -> ast.Module:
+    """`ast.parse` for the judge's threads, one at a time."""
+    with PARSING:
+        return ast.parse(source)
+
+
 def shapes(source: str) -> list[str]:
     """The problem's text without `Model`, to make inputs with; and if possible one for inputs of other shapes.
 
     It halves the integers that only `get_inputs` reads, usually `batch_size`, so that weights keep their shapes.
     """
-    tree = ast.parse(source)
+    tree = parse(source)
     tree.body = [node for node in tree.body if not (isinstance(node, ast.ClassDef) and node.name == "Model")]
     whole = {}
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and type(node.value.value) is int:
             whole |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
     read, elsewhere = set(), set()
-    for node in ast.parse(source).body:
+    for node in parse(source).body:
         names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
         if isinstance(node, ast.FunctionDef) and node.name == "get_inputs":
             read |= names

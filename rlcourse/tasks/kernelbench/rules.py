@@ -7,6 +7,8 @@ what the process notes of itself can be believed, and save the time to run it.
 import ast
 import re
 
+from rlcourse.tasks.kernelbench.problems import parse
+
 NO_CHEAT = ("no code", "syntax", "no ModelNew", "no kernel")
 CHEATS = ("torch", "edited inputs", "late", "timer", "nonsense")  # what is found by running it
 MODULES = {
@@ -35,7 +37,7 @@ class Broken(Exception):
 def check(code: str) -> tuple[str, str] | None:
     """(name, sentence) of the first rule that a text breaks; None for a text that may run."""
     try:
-        tree = ast.parse(code)
+        tree = parse(code)
         parts = list(ast.walk(tree))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return "syntax", str(error)[:300]
