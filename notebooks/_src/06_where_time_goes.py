@@ -581,7 +581,7 @@ ax.plot(
     grid, [1e3 * w.total_flops / cached.flops_per_s for w in works], color=ORANGE, linestyle="--", label="operations"
 )
 ax.plot(list(measured), [1e3 * s for s in measured.values()], color=BLUE, marker="o", label="measured")
-ax.set(xscale="log", yscale="log", xlabel="rows", ylabel="ms a decode step", title="The floor is the higher of the two")
+ax.set(xscale="log", yscale="log", xlabel="rows", ylabel="ms per step", title="The floor is the higher of the two")
 ax.set_xticks(grid, grid)
 ax.minorticks_off()
 ax.legend()
