@@ -7,9 +7,9 @@
 # ---
 
 # %% [markdown]
-# Ten puzzles for [lesson 08](../notebooks/08_first_kernels.ipynb). The first six are **kernels of five minutes**, one
+# Eleven puzzles for [lesson 08](../notebooks/08_first_kernels.ipynb). Six are **kernels of five minutes**, one
 # idea each. Then two functions in plain `torch`: what a load moves, and a layout without bank conflicts. Then you mend
-# a colleague's kernel, and write one with shared memory.
+# a colleague's kernel, and write two of your own: one with shared memory, and one that copies ahead.
 #
 # The checks compile your kernel and run it in the interpreter, which finds what is out of bounds, unordered or never
 # written and names your line; then on your GPU, if you have one. Kernels need CuTe DSL (Linux: `pip install
@@ -733,3 +733,91 @@ if check.q10.passed:
 # needs no luck to find it, because it checks which access is **ordered** before which. The second barrier can be saved
 # by using two sets of shares in turn. **And one warp per row** needs neither shared memory nor barriers, which is why
 # the lesson's RMSNorm does that for all rows that fit in a warp's registers.
+
+# %% [markdown]
+# ## q11 · Copy ahead
+#
+# ●●●●○ · 25 minutes
+#
+# A load keeps its thread waiting where the number is needed. `cp.async` doesn't: it copies 16 bytes from global to
+# shared memory while the thread goes on. A block that adds up one row can have the next on its way.
+#
+# Here a block is one warp and adds up **four rows**, $4b$ to $4b + 3$, of 128 float32 numbers. Shared memory has two
+# slots of a row each. The frame makes a *tiled copy*, which says who copies what: an *atom* (one `cp.async` of 16
+# bytes), a layout of 32 threads, and 4 numbers for each. `mine` is this lane's part of it: `mine.partition_S(row)` are
+# its numbers in a source, `mine.partition_D(slot)` their places in a target. The first row is on its way already.
+#
+# - `cute.copy(atom, mine.partition_S(...), mine.partition_D(...))` starts a copy;
+# - `cute.arch.cp_async_commit_group()` closes a group of copies, which may be empty;
+# - `cute.arch.cp_async_wait_group(n)` waits until at most the latest $n$ groups are still under way.
+#
+# A lane reads only what it copied itself, so it needs no barrier. The number of rows may be anything from 1.
+#
+# Shapes: `x` `[rows, 128]`, `y` `[rows]` float32.
+#
+# <details><summary>Hint 1: a question</summary>
+# You have just asked for the next row. Which of the two groups must have arrived before you add up this one?
+# </details>
+# <details><summary>Hint 2: the idea</summary>
+#
+# Ask first, then wait for all groups but the latest, then add up. Close a group in every turn, even without a copy in
+# it: then "all but the latest" is right in the last turn too.
+# </details>
+# <details><summary>Hint 3: the shape of the answer</summary>
+#
+# A loop of four. In it: copy the next row into the other slot, if there is one and this isn't the last turn; commit;
+# wait; and if the row exists, `mine.partition_D(slot).load().reduce(cute.ReductionOp.ADD, Float32(0.0), 0)`, the sum
+# over the warp, and one lane that writes.
+# </details>
+
+
+# %% tags=["exercise"]
+@dataclass(frozen=True)
+class RowSums:
+    """y = the sum of each row; x [rows, 128], y [rows], float32. A block is a warp and does four rows."""
+
+    threads: int = 32
+
+    def arguments(self) -> tuple:
+        return Argument("x", "float32", ("rows", 128)), Argument("y", "float32", ("rows",), output=True)
+
+    def grid(self, x, y):
+        return -(-x.shape[0] // 4), 1, 1
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, y: cute.Tensor, stream):
+        self.kernel(x, y).launch(grid=self.grid(x, y), block=[self.threads, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, x: cute.Tensor, y: cute.Tensor):
+        lane, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        first, rows = 4 * block, x.shape[0]
+        slots = cute.make_tensor(cute.arch.alloc_smem(Float32, 256, alignment=16), cute.make_layout((128, 2)))
+        atom = cute.make_copy_atom(cute.nvgpu.cpasync.CopyG2SOp(), Float32, num_bits_per_copy=128)
+        mine = cute.make_tiled_copy_tv(atom, cute.make_layout(32), cute.make_layout(4)).get_slice(lane)
+        cute.copy(atom, mine.partition_S(x[first, None]), mine.partition_D(slots[None, 0]))
+        cute.arch.cp_async_commit_group()
+        # BEGIN SOLUTION
+        for turn in range_constexpr(4):
+            row = first + turn
+            if turn < 3 and row + 1 < rows:
+                cute.copy(atom, mine.partition_S(x[row + 1, None]), mine.partition_D(slots[None, (turn + 1) % 2]))
+            cute.arch.cp_async_commit_group()
+            cute.arch.cp_async_wait_group(1)
+            if row < rows:
+                total = mine.partition_D(slots[None, turn % 2]).load().reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
+                total = cute.arch.warp_reduction_sum(total)
+                if lane == 0:
+                    y[row] = total
+        # END SOLUTION
+
+
+# %%
+check.q11(RowSums)
+
+# %% [markdown] tags=["solution"]
+# **Why all but the latest.** With `wait_group(0)` each row would arrive before the next is asked for: right, and as
+# slow as a load. **Without the wait** the numbers are often there in time on a GPU, and sometimes not. The interpreter
+# marks bytes that are still under way. **More slots** keep more rows under way: with three, ask for two ahead and wait
+# for all but two. That's how `rlcourse/course/kernels/residual_norm.py` hides its loads.

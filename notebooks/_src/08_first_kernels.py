@@ -964,7 +964,7 @@ print("right:", torch.equal(c, a + b))
 # ## Exercises
 #
 # [exercises/08_first_kernels.ipynb](../exercises/08_first_kernels.ipynb): six kernels of five minutes, a count of
-# sectors, a layout without bank conflicts, a colleague's kernel to mend, and one with shared memory.
+# sectors, a layout without bank conflicts, a kernel to mend, and two to write, one with `cp.async`.
 #
 # ## Further reading
 #

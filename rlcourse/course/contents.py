@@ -35,7 +35,7 @@ COURSE = {
         "A faster kernel, a slower loop", 4, "a kernel that wins alone and loses in the loop"
     ),
     "11_engine_for_rl": Lesson("An engine for RL", 4, "one token, two probabilities: how to make them agree"),
-    "12_update_phase": Lesson("The update phase", 4, "a loss over 151,936 words whose logits never all exist"),
+    "12_update_phase": Lesson("The update phase", 4, "a loss over 151,936 tokens whose logits never all exist"),
     "13_sft_and_lora": Lesson("SFT and LoRA before RL", 3, "worked answers for a model that earns nothing"),
     "14_kernel_writer": Lesson("A model that writes kernels", 4, "it learns to fuse; then it learns to cheat"),
     "15_scale_out": Lesson("Scale out", 3, "two processes, one model; when a second GPU doesn't pay"),

@@ -1,5 +1,7 @@
 """Checks of lesson 08: small kernels, sectors of a warp, a layout without bank conflicts, a kernel to mend."""
 
+import re
+
 import torch
 from torch import Tensor
 
@@ -265,3 +267,25 @@ def _(f):
     f = compiled_once(f)
     for order, rows in (("warp", 4), ("serial", 4), ("random", 4), ("random", 3), ("random", 3)):
         check_row_norm(f, rows, order=order, seed=draw(0, 10**6))
+
+
+q11 = kernel_question("q11", "RowSums", "Ask for the next row, commit, wait for all but the latest group, add up.")
+
+
+def check_row_sums(f, rows: int) -> ptx.Report:
+    x = torch.randn(rows, 128)
+    mistakes = {"The sum of a row needs all lanes: this is lane 0's own.": x[:, :4].sum(1)}
+    return check_kernel(f, {"x": x}, x.double().sum(1), mistakes, f"{rows} rows", "y", atol=1e-4)
+
+
+q11.case("blocks of four rows")(lambda f: check_row_sums(f, 4 * draw(1, 3)))
+q11.case("any number of rows")(lambda f: [check_row_sums(f, n) for n in (1, draw(2, 3), 4 * draw(1, 2) + draw(1, 3))])
+
+
+@q11.case("each number is copied once, and the next row is on its way")
+def _(f):
+    f = compiled_once(f)
+    report = check_row_sums(f, 8)
+    assert not loads(report) and report.read["x"] == 8 * 512, "Copy each row to shared memory, once, by cp.async."
+    ahead = max(map(int, re.findall(r"wait_group\s+(\d+)", f().ptx)), default=0)
+    assert ahead, "You wait for every copy before you add up: the latest group may be under way."

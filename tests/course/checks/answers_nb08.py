@@ -152,4 +152,16 @@ EDITS = {
             "each thread loads 4",
         ),
     },
+    "q11": {
+        "waits for all": ("wait_group(1)", "wait_group(0)", "the latest group may be under way"),
+        "waits for none": ("wait_group(1)", "wait_group(2)", "still writing"),
+        "the same slot": ("(turn + 1) % 2", "turn % 2", "still writing"),
+        "no sum over the warp": ("total = cute.arch.warp_reduction_sum(total)", "total = total", "lane 0's own"),
+        "beyond the last row": ("turn < 3 and row + 1 < rows", "turn < 3", "beyond a tensor"),
+        "no copy": (
+            "total = mine.partition_D(slots[None, turn % 2]).load()",
+            "total = mine.partition_S(x[row, None]).load()",
+            "by cp.async",
+        ),
+    },
 }
