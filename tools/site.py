@@ -229,7 +229,7 @@ def signature(name: str, value) -> str:
         text = f"{name}{inspect.signature(value)}"
     except ValueError:  # a class without a signature of its own
         text = name
-    return "```python\n" + re.sub(r"<([\w.]+) object at 0x[0-9a-f]+>", r"\1", text) + "\n```"
+    return "```python\n" + re.sub(r"<(?:class ')?([\w.]+)(?:'| object at 0x[0-9a-f]+)>", r"\1", text) + "\n```"
 
 
 def prose(docstring: str | None) -> str:
