@@ -41,6 +41,8 @@ REFUSED = {
     "aarch64": (279, 122, 425, 280, 282, 241, 217, 218, 219, 194, 190, 186, 75, 447),
 }
 PRLIMIT, SOCKETS = {"x86_64": 302, "aarch64": 261}, {"x86_64": (41, 53), "aarch64": (198, 199)}  # socket, socketpair
+SETSOCKOPT, SO_SNDBUF = {"x86_64": 54, "aarch64": 208}, 7
+SOCKET_BYTES = 425984  # that a socket holds for its peer unless its buffer is set, with what the kernel adds
 MMAP, SHARED_ANONYMOUS = {"x86_64": 9, "aarch64": 222}, 0x21
 DEVICES = ("null", "full", "random", "urandom")  # and no zero: mapped and shared, it's memory that nobody counts
 STUDENT, NOBODY = 1000, 65534  # where root grades: the user's number inside and outside
@@ -200,9 +202,9 @@ def set_limits(limits: dict) -> None:
 
 
 def refuse_calls(allowed: list[str]) -> None:
-    """Make the kernel refuse REFUSED without `allowed`, calls of another architecture, and three by an argument: all
-    sockets but local ones, maps that are shared without a file unless memfd_create is allowed, and setting another
-    process's limits: process 1 has the same user, and a limit on it would end the watch."""
+    """Make the kernel refuse REFUSED without `allowed`, calls of another architecture, and four by an argument: all
+    sockets but local ones, larger buffers of these, maps that are shared without a file unless memfd_create is allowed,
+    and setting another process's limits: process 1 has the same user, and a limit on it would end the watch."""
     machine = os.uname().machine
     load, both, equal, at_least, give = 0x20, 0x54, 0x15, 0x35, 0x06
     fail, allow = (give, 0, 0, 0x00050001), (give, 0, 0, 0x7FFF0000)  # EPERM
@@ -218,6 +220,7 @@ def refuse_calls(allowed: list[str]) -> None:
     steps += by_argument(PRLIMIT[machine], 0, 0xFFFFFFFF, 0, allow, fail)
     for number in SOCKETS[machine]:
         steps += by_argument(number, 0, 0xFFFFFFFF, 1, allow, fail)  # AF_UNIX
+    steps += by_argument(SETSOCKOPT[machine], 2, 0xFFFFFFFF, SO_SNDBUF, fail, allow)
     if "memfd_create" not in allowed:
         steps += by_argument(MMAP[machine], 3, SHARED_ANONYMOUS, SHARED_ANONYMOUS, fail, allow)
     steps += [allow]
@@ -246,7 +249,7 @@ def watch(plan: dict) -> None:
         os._exit(1)
     os.close(plan["keep"])
     while (process := os.waitpid(-1, os.WNOHANG)[0]) != program:
-        if memory() > plan["limits"]["memory_bytes"]:
+        if memory(plan["limits"].get("NOFILE", 1024)) > plan["limits"]["memory_bytes"]:
             os.write(2, b"it took too much memory\n")
             break
         if process == 0:
@@ -254,15 +257,26 @@ def watch(plan: dict) -> None:
     os._exit(0)
 
 
-def memory() -> int:
-    """Bytes of anonymous and shared memory that all processes in here use; what two share counts twice."""
+def memory(most_open: int) -> int:
+    """Bytes of anonymous and shared memory that all processes in here use, and that their sockets may hold; what two
+    share counts twice. most_open: descriptors of a process."""
     total = 0
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
             with suppress(OSError), open(f"/proc/{name}/status") as file:  # it may have ended
                 lines = [line.split() for line in file if line.startswith(("RssAnon:", "RssShmem:", "VmSwap:"))]
                 total += 1024 * sum(int(line[1]) for line in lines)
+                total += SOCKET_BYTES * sockets(name, most_open)
     return total
+
+
+def sockets(name: str, most: int) -> int:
+    """How many sockets a process has open; `most` if it hides them, as the program does before it starts."""
+    try:
+        opened = [os.readlink(f"/proc/{name}/fd/{number}") for number in os.listdir(f"/proc/{name}/fd")]
+    except PermissionError:
+        return most
+    return sum(link.startswith("socket:") for link in opened)
 
 
 if __name__ == "__main__":

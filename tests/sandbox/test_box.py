@@ -280,3 +280,14 @@ def test_the_first_way_that_works_is_taken_and_the_reasons_of_the_others_are_kep
 def test_a_way_that_does_not_show_the_files_that_are_needed_does_not_work(box, monkeypatch):
     monkeypatch.setattr(process, "libraries", lambda: [])
     assert "No such file" in process.attempt(NAMESPACES, box)
+
+
+def test_what_sockets_hold_counts_as_memory(box):
+    """A socket keeps what its peer hasn't read, in memory that no process is charged for."""
+    larger = "a, b = socket.socketpair()\ntry:\n    a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)\n"
+    assert run(box, f"{larger}except PermissionError:\n    tell('refused')")[0] == ["refused"]
+    few = "kept = [socket.socketpair() for _ in range(25)]\ntime.sleep(0.3)\ntell('done')"
+    assert run(box, few) == (["done"], "")
+    for hide in ("", "ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n"):  # PR_SET_DUMPABLE
+        many = f"for _ in range(20):\n    if os.fork() == 0:\n        break\n{hide}{few.replace('0.3', '5')}"
+        assert run(box, many) == (None, "it took too much memory")
