@@ -7,6 +7,11 @@
 # ---
 
 # %% [markdown]
+# A kernel can be wrong and pass every test you have. It reads past the end of a tensor, where something harmless
+# happens to be; or it adds up numbers that another thread is still writing, and wins that race each time you look. It
+# can also be right and fetch far more bytes than it uses. Here you write kernels, break them on purpose, and see
+# what it takes to notice.
+#
 # **You will learn**
 #
 # - to write a whole GPU program in CuTe DSL, in fewer than 30 lines, and what each line is for;
@@ -14,11 +19,11 @@
 # - what a layout is, and why neighbouring threads should read neighbouring bytes;
 # - RMSNorm: shuffles, shared memory, barriers, and mistakes that a test on a GPU may never show;
 # - what fusing buys, and how to tell when to stop;
-# - to run a kernel of yours without this course: alignment, streams, and the same kernel in Triton.
+# - to run a kernel without this course: alignment, streams, Triton.
 #
-# You need [lesson 06](06_where_time_goes.ipynb): floors. You don't need a GPU. You can compile for one without having
-# it, and an **interpreter** runs the compiled code on the CPU, slowly, on small tensors, counting every byte. If you do
-# have a GPU, each run is repeated there and compared. Times come from records.
+# You need [lesson 06](06_where_time_goes.ipynb): floors. You don't need a GPU: an **interpreter** runs the compiled
+# code on the CPU, slowly, on small tensors, counting every byte. If you have a GPU, each run is repeated there. Times
+# come from records.
 #
 # The compiler is a package for Linux: `pip install "rlcourse[kernels]"`; in Colab `%pip install
 # "nvidia-cutlass-dsl>=4.8.1,<4.9" "apache-tvm-ffi>=0.1.15,<0.2"`.
@@ -33,6 +38,7 @@ import matplotlib.pyplot as plt
 import torch
 from IPython.display import Markdown, display
 from matplotlib.colors import ListedColormap
+from matplotlib.patches import Rectangle
 
 import ptx_interpreter as ptx
 from rlcourse.course import pick
@@ -91,7 +97,7 @@ if device == "cuda":
 # %% [markdown]
 # From the bottom up:
 #
-# - `from_dlpack` wraps a tensor. Nothing is copied. Section 9 comes back to it, because it hides a trap.
+# - `from_dlpack` wraps a tensor. Nothing is copied. It hides a trap, which section 9 springs.
 # - `cute.compile` *traces* `launch_add`: it runs the Python once, with placeholders instead of tensors, and turns what
 #   that did into machine code. Each thread must decide `i < c.shape[0]` for itself, so each `if` and loop is rewritten
 #   first. Shapes and dtypes are constants of the code; `from_dlpack(t).mark_layout_dynamic()` leaves a length open.
@@ -182,9 +188,34 @@ for name in ("ld.global.b32", "add.f32", "st.global.b32"):
 # was executed {{ report.instructions["add.f32"] }} times, not 100 times. {{ assert report.instructions["add.f32"] == 4
 # }} A warp costs the same whether 32 lanes work or 4.
 #
+# **Look for** where element 453 of section 1's program is.
+
+# %% tags=["hide-input"]
+# @title Figure: grid, block, warp, lane
+ZOOM = {
+    "grid: 8 blocks": (8, 453 // 128),
+    "its block: 4 warps": (4, 453 % 128 // 32),
+    "its warp: 32 lanes": (32, 453 % 32),
+}
+fig, ax = plt.subplots(figsize=(9.5, 2.8), layout="constrained")
+for y, (parts, mine) in enumerate(ZOOM.values()):
+    width = 32 / parts
+    for part in range(parts):
+        color = ORANGE if part == mine else "#dddddd"
+        ax.add_patch(Rectangle((part * width, 2 * y), width, 1, facecolor=color, edgecolor="white", linewidth=2))
+        ax.text((part + 0.5) * width, 2 * y + 0.5, part, ha="center", va="center", fontsize=9)
+    for edge in (0, 1) if parts < 32 else ():
+        ax.plot([(mine + edge) * width, 32 * edge], [2 * y + 1, 2 * y + 2], color=BLACK, linestyle=":", linewidth=1)
+ax.set_yticks([0.5, 2.5, 4.5], ZOOM)
+ax.tick_params(length=0)
+ax.set(xlim=(0, 32), ylim=(5.1, -0.1), xticks=[], title="Element 453 = 3 × 128 + 69: thread 69 = 2 × 32 + 5 of block 3")
+ax.spines[["bottom", "left"]].set_visible(False)
+plt.show()
+
+# %% [markdown]
 # But a condition is evaluated lane by lane. If the lanes of a warp disagree, the warp executes **both** sides, one
 # after the other, each with the other lanes switched off. That's *divergence*. Below, half of the threads add and half
-# multiply. In one version odd and even lanes part ways, in the other odd and even warps.
+# multiply: in one version every other lane, in the other every other warp.
 
 
 # %% tags=["hide-input"]
@@ -239,19 +270,18 @@ divergence = bet(
 executed = {
     by_warp: run(TwoWays(by_warp=by_warp), torch.ones(128, 4, dtype=torch.int32)).total for by_warp in (False, True)
 }
-print(f"by lane {executed[False]}, by warp {executed[True]} warp instructions")
 more = 100 * (executed[False] / executed[True] - 1)
 divergence.result(more)
+print(f"by lane {executed[False]}, by warp {executed[True]} warp instructions")
 
 # %% [markdown]
-# Not double, because what comes before the branch is common to both. {{ assert 20 < more < 90 }} A condition is cheap
+# What comes before the branch is common to both, so it isn't double. {{ assert 20 < more < 90 }} A condition is cheap
 # if the whole warp agrees on it; otherwise you pay for both sides.
 #
 # ## 3 · Mistakes, and who sees them
 #
-# What if you forget to check that the element exists? On a GPU you may not notice: there's nearly always something
-# behind a tensor, and the last threads write into it. The interpreter puts *guards* around each tensor, bytes that
-# nobody may touch, and names your line.
+# What if you forget to check that the element exists? On a GPU the last threads silently write into whatever is behind
+# the tensor. The interpreter puts *guards* around each tensor, bytes that nobody may touch, and names your line.
 
 
 # %%
@@ -467,8 +497,8 @@ ax.set(xscale="log", xlabel="step between lanes, in float32", ylabel="% used of 
 ax.set(xticks=[1, 2, 4, 8, 16, 32], xticklabels=[1, 2, 4, 8, 16, 32], title="One load of a warp, counted")
 ax.minorticks_off()
 ax.legend()
-plt.show()
 waste.result(used[steps.index(16)])
+plt.show()
 
 # %% [markdown]
 # From step 8 on, each lane has a sector of its own: a memory-bound kernel is eight times as slow.
@@ -822,7 +852,6 @@ for ax, (name, title) in zip(axes, (("add_rms_norm", "residual + RMSNorm"), ("sw
     ax.set_xlim(0, 1.15 * max(found))
     ax.legend(loc="lower right")
 fig.suptitle(provenance(record), fontsize=9)
-plt.show()
 lead = us["add_rms_norm-compiled"] / us["add_rms_norm-cute"]
 swiglu_lead = us["swiglu-compiled"] / us["swiglu-cute"]
 errors = {way: timed[f"add_rms_norm-{way}"]["relative_error"] for way in ("compiled", "cute")}
@@ -830,12 +859,12 @@ attention = {
     r["variant"]: r["us"] for r in record["results"] if r["variant"].startswith("fused") and r["shape"][0] == 256
 }
 fastest.result(FATES[0] if lead > 1.5 else FATES[1] if lead > 1.05 else FATES[2] if lead > 0.95 else FATES[3])
+plt.show()
 
 # %% [markdown]
 # **A tie**, {{ us["add_rms_norm-cute"]:.1f }} µs against {{ us["add_rms_norm-compiled"]:.1f }} for the norm. {{ assert
-# 0.95 < lead < 1.05 and 0.95 < swiglu_lead < 1.05 }} No wonder: both run at about the speed of a copy, so there's
-# nothing left to win. {{ assert floor["add_rms_norm"] / us["add_rms_norm-cute"] > 0.8 }} `torch.compile` fuses this as
-# well as we do. So why write kernels at all?
+# 0.95 < lead < 1.05 and 0.95 < swiglu_lead < 1.05 }} Both run at about the speed of a copy, so there's nothing left to
+# win. {{ assert floor["add_rms_norm"] / us["add_rms_norm-cute"] > 0.8 }} So why write kernels at all?
 #
 # - **For what the compiler can't see.** It fuses chains of elementwise operators and sums. Attention over a cache isn't
 #   such a chain: as transformers writes it, one step takes {{ attention["fused-compiled"] / attention["fused-cute"]:.0f
@@ -846,16 +875,13 @@ fastest.result(FATES[0] if lead > 1.5 else FATES[1] if lead > 1.05 else FATES[2]
 #
 # If it's elementwise, or a sum along a row, let the compiler do it.
 #
-# One more way to miss the floor: too few **bytes in flight**. A load takes hundreds of nanoseconds, so many must be
-# under way at any moment: many threads with a few bytes each, or few threads with many (Volkov 2010). Lesson 09 counts.
-#
 # ## 9 · Without this course
-#
-# In your own project three things change.
 #
 # ### Alignment: a puzzle
 #
-# Here's `WideAdd` again as a program of its own, compiled twice. The tensors are the same. Only `from_dlpack` differs.
+# Here's `WideAdd` again as a program of its own, to be compiled twice. The tensors are the same and only `from_dlpack`
+# differs: once as in section 1, once with `assumed_align=16`, a promise that each tensor begins at a multiple of 16
+# bytes.
 
 
 # %%
@@ -886,9 +912,19 @@ def memory_instructions(*tensors) -> list[str]:
     return [line.split()[0] for line in text.splitlines() if "ld.global" in line or "st.global" in line]
 
 
+# %% tags=["hide-input"]
+# @title Your bet
+unaligned = bet(
+    "With the promise, a thread needs 3 instructions for its 4 elements: two loads and a store. And without it?",
+    (3, 3, 24, 1),
+    unit="instructions",
+)
+
+# %%
 abc = [torch.randn(4096) for _ in range(3)]
 plain = memory_instructions(*map(from_dlpack, abc))
 promised = memory_instructions(*(from_dlpack(t, assumed_align=16) for t in abc))
+unaligned.result(len(plain))
 print("from_dlpack(t):                  ", *plain)
 print("from_dlpack(t, assumed_align=16):", *promised)
 assert plain == ["ld.global.b32"] * 8 + ["st.global.b32"] * 4
@@ -899,11 +935,10 @@ except RuntimeError as error:
     print("a view that begins 4 bytes later:", error)
 
 # %% [markdown]
-# Twelve instructions, or three, for the same kernel. `autovec_copy` may use 16 bytes only if the address is a multiple
-# of 16, and all `from_dlpack` knows by default is that a float32 is aligned to 4. **The kernel is right either way, so
-# no test fails.** It just asks for every sector four times. In the course's form `Argument` promises 16 bytes for you
-# (`align=`). In your project, promise it yourself, and grep the PTX for `v4`. The promise is checked: a view that
-# begins in the middle is refused.
+# Twelve against three, and nobody told you. `autovec_copy` may use 16 bytes only if the address is a multiple of 16,
+# and all `from_dlpack` knows by default is that a float32 is aligned to 4. **The kernel is right either way, so no test
+# fails.** It just asks for every sector four times. `Argument` promises 16 bytes for you (`align=`); in your project,
+# promise it yourself, and grep the PTX for `v4`. The promise is checked: a view that begins in the middle is refused.
 #
 # ### Streams
 #
@@ -971,5 +1006,4 @@ print("right:", torch.equal(c, a + b))
 # - NVIDIA, *CUDA C++ Programming Guide* and *Parallel Thread Execution ISA*.
 # - NVIDIA, CUTLASS documentation, *CuTe* and *CuTe DSL*: layouts, their algebra, and the Python of this lesson.
 # - Rush, *GPU Puzzles*: the idea of the exercises' small kernels.
-# - Volkov 2010, *Better Performance at Lower Occupancy*, GPU Technology Conference.
 # - Zhang and Sennrich 2019, *Root Mean Square Layer Normalization*, arXiv:1910.07467.
