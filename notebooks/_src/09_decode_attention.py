@@ -7,6 +7,10 @@
 # ---
 
 # %% [markdown]
+# Lesson 06's roofline makes a promise: where a kernel is memory-bound, reading every byte once and no more is as fast
+# as it gets. Attention of a new token over its cache is as memory-bound as they come. So we write the kernel that reads
+# every byte once, and time it. Then it takes two more kernels to find out what the roofline left out.
+#
 # **You will learn**
 #
 # - what attention of one query token must read and compute, and why on paper it's memory-bound;
@@ -16,10 +20,10 @@
 # - what you gain when RoPE, the cache write and attention are one launch.
 #
 # You need [lesson 08](08_first_kernels.ipynb) and from [lesson 07](07_static_cache.ipynb) the static cache and left
-# padding. You don't need a GPU: we compile the kernels, and an interpreter runs their PTX. Times come from a record.
+# padding. You don't need a GPU; times come from a record.
 #
-# One thing first: **our engine doesn't run this kernel by default.** Its attention is in Triton, to add up in the
-# trainer's order (lesson 11). This one goes into `generate` in lesson 10.
+# <small>The kernel goes into `generate` in lesson 10. Our engine's default is in Triton, to add up in the trainer's
+# order (lesson 11).</small>
 
 # %%
 import inspect
@@ -120,8 +124,8 @@ ax.grid()
 plt.show()
 
 # %% [markdown]
-# It's on the slope of every roof. On paper, decode attention is memory-bound on any GPU, with either kind of core, and
-# the best kernel reads the cache once, at full speed. That's the claim that the rest of the lesson tests.
+# It's on the slope of every roof, with either kind of core. On paper, the best kernel reads the cache once, at full
+# speed.
 #
 # ## 2 · Softmax in one pass
 #
@@ -167,7 +171,7 @@ for spread in (1.0, 50.0, 1000.0):
 # %% [markdown]
 # Why does $m$ begin at $-10^{30}$? At $-\infty$, a lane that has seen only masked scores would compute
 # $-\infty - (-\infty)$, which is nan. At 0, all scores may be far below it; then every weight underflows, and you get
-# $0/0$. (Exercise 5 has such scores.) Red dots are new maxima. **Look for** the one where $l$ drops.
+# $0/0$. Red dots are new maxima. **Look for** the one where $l$ drops.
 
 # %% tags=["hide-input"]
 # @title Figure: m and l on the way
@@ -198,7 +202,7 @@ plt.show()
 # $$m = \max(m_1, m_2), \qquad l = l_1 e^{m_1 - m} + l_2 e^{m_2 - m}, \qquad
 #   \text{acc} = \text{acc}_1 e^{m_1 - m} + \text{acc}_2 e^{m_2 - m} .$$
 #
-# The result is the partial of all tokens together, in whatever order you merge. Everything that follows rests on this.
+# The result is the partial of all tokens together, in whatever order you merge.
 
 
 # %%
@@ -265,8 +269,10 @@ little = asked / (GPUS["H200"].gb_per_s * 1e3 * LATENCY_US)
 #
 # ## 5 · Step 1: the simple kernel
 #
-# A CTA of 128 threads for each pair, on CUDA cores. This is the whole kernel
-# (`rlcourse/course/kernels/decode_simple.py`).
+# A CTA of 128 threads for each pair, on CUDA cores (`rlcourse/course/kernels/decode_simple.py`). The kernel finds its
+# pair, and the row's slots: from `start`, behind the padding, to the newest token (`position`), both read on the GPU.
+# Padding isn't masked, it isn't visited. Then `attend` goes through the tokens, and `finish` merges the CTA's partials
+# and writes the output.
 
 # %% tags=["hide-input"]
 # @title `excerpt(module, begin, end)`: from a module's source
@@ -282,12 +288,9 @@ def excerpt(module, begin: str, end: str | None = None) -> None:
     display(Markdown(f"```python\n{text.rstrip()}\n```"))
 
 
-excerpt(decode_simple, "@dataclass(frozen=True)")
+excerpt(decode_simple, "@dataclass(frozen=True)", "@cute.jit\ndef attend")
 
 # %% [markdown]
-# First it finds its pair, and the row's slots: from `start`, behind the padding, to the newest token (`position`), both
-# read on the GPU. Then come `attend` and `finish`, which merges the CTA's partials and writes the output.
-#
 # A thread's widest load is 16 bytes, which is 8 numbers in bfloat16. So 8 lanes hold a token, a warp loads 4 tokens
 # with one instruction, and a CTA of 4 warps loads 16.
 
@@ -305,12 +308,27 @@ ax.set_yticks([t + 0.42 for t in range(4)], [f"token {t}" for t in range(4)])
 plt.show()
 
 # %% [markdown]
-# In `attend` and `take`, find the score (8 products in a lane, then a sum over the 8 lanes of a token) and the online
-# softmax of section 2. Three details make it right. **The tail**: a lane past the end reads the last token again, and
-# its score becomes $-\infty$; it must stay in the loop, because a shuffle waits for all lanes of its mask. **The
-# partials**: the 8 lanes of a token keep a partial of their own and meet only for the score, so nothing is merged in
-# the loop. **Padding** isn't masked, it isn't visited.
-#
+# `attend` is the loop. A lane past the end reads the last token again, and doesn't count it. It must stay in the loop,
+# because a shuffle waits for all lanes of its mask.
+
+# %%
+excerpt(decode_simple, "@cute.jit\ndef attend", "@cute.jit\ndef take")
+
+# %% [markdown]
+# `take` puts one token into the online softmax of section 2. **Look for** the score: 8 products in a lane, then a sum
+# over the 8 lanes of a token. The lanes meet for nothing else. Each keeps a partial of its own, so nothing is merged in
+# the loop.
+
+# %%
+excerpt(decode_simple, "@cute.jit\ndef take", "@cute.jit\ndef begin")
+
+# %% [markdown]
+# The rest fills registers before the loop and empties them after it.
+
+# %%
+excerpt(decode_simple, "@cute.jit\ndef begin")
+
+# %% [markdown]
 # Does it work? Two rows, one with left padding, and every slot outside a row's own **poisoned with nan**.
 
 # %% tags=["hide-input"]
@@ -362,8 +380,29 @@ assert error < 2e-2 and touched < 1.05 * cache
 # ## 6 · Step 2: split the tokens
 #
 # With $s$ splits, $s$ CTAs share a pair (split-KV, or Flash-Decoding). Each runs the simple kernel over its share, and
-# leaves a partial. The number of tokens is known **only on the GPU**: in a CUDA graph the grid is fixed while the rows
-# grow. So every CTA computes its own share, in whole tiles of 16.
+# leaves a partial. **Look for** who reads what, and how many SMs work.
+
+# %% tags=["hide-input"]
+# @title Figure: one pair's tokens, and the SMs that work for 16 rows
+SMS = GPUS["H200"].multiprocessors
+fig, axes = plt.subplots(2, 2, figsize=(9.5, 2.8), width_ratios=(2, 1), layout="constrained")
+for (left, right), splits in zip(axes, (1, 8), strict=True):
+    part = -(-456 // (16 * splits)) * 16
+    for i in range(splits):
+        first, last = i * part, min((i + 1) * part, 456)
+        left.add_patch(Rectangle((first + 1, 0), last - first - 2, 1, color=(SKY, ORANGE, GREEN, PURPLE)[i % 4]))
+        left.text((first + last) / 2, 0.5, f"CTA {i}" if last - first > 30 else str(i), ha="center", va="center")
+    left.set(xlim=(0, 456), yticks=[], title=f"{splits} CTA{'s' * (splits > 1)} per pair: tokens of one pair")
+    for sm in range(SMS):
+        right.add_patch(Rectangle((sm % 22, sm // 22), 0.85, 0.85, color=BLUE if sm < 16 * K * splits else GREY))
+    right.set(xlim=(0, 22), ylim=(-(-SMS // 22), 0), xticks=[], yticks=[], aspect="equal")
+    right.set_title(f"{min(SMS, 16 * K * splits)} of {SMS} SMs work")
+    right.spines[["bottom", "left"]].set_visible(False)
+plt.show()
+
+# %% [markdown]
+# The number of tokens is known **only on the GPU**: in a CUDA graph the grid is fixed while the rows grow. So every CTA
+# computes its own share, in whole tiles of 16.
 
 # %%
 excerpt(decode_common, "def share(", "@cute.jit\ndef allocate_partials")
@@ -650,6 +689,14 @@ second_bet.result(gain)
 # the grid. The record separates one: *step 2, two tiles* (`rlcourse/course/kernels/decode_ahead.py`) has twice the
 # bytes in flight and is otherwise step 2.
 
+# %% tags=["hide-input"]
+# @title Your bet
+third_bet = bet(
+    "256 rows with 1,024 tokens: step 2 with twice its bytes in flight, and nothing else. How many times as fast?",
+    (1.5, 1, 3, 0.05),
+    unit="times",
+)
+
 # %%
 from rlcourse.kernels.decode_ops import choose_blocks, choose_splits
 
@@ -702,8 +749,8 @@ for (name, (rows, tokens)), (kernel, each, counts) in KERNELS.items():
         f"| {NAMES[name]} | {rows} × {tokens} | {ctas} | {at_once} | {flying / 1e6:.2f} | {allowed:.0%} | "
         f"{rate[name, (rows, tokens)]:.0%} | {slots:.0%} |"
     )
-display(Markdown("\n".join(lines)))
-print(provenance(record))
+third_bet.result(us["attention-split", LARGE] / us["attention-split-ahead", LARGE])
+display(Markdown("\n".join([*lines, "", provenance(record)])))
 *_, flying, allowed, slots = seen["attention-split", LARGE]
 *_, allowed_two, slots_two = seen["attention-split-ahead", LARGE]
 ctas_two, at_once_two = seen["attention-split-ahead", LARGE][:2]
@@ -920,8 +967,6 @@ small_floor, large_floor = (4e-3 * K * D * math.prod(size) / COPY for size in (S
 # - Milakov and Gimelshein 2018, *Online normalizer calculation for softmax*, arXiv:1805.02867.
 # - Dao et al. 2022, *FlashAttention*, arXiv:2205.14135: attention in tiles, no scores in memory.
 # - Dao, Haziza, Massa and Sizov 2023, *Flash-Decoding for long-context inference*: splits for one query token.
-# - Shazeer 2019, arXiv:1911.02150, and Ainslie et al. 2023, arXiv:2305.13245: fewer key-value heads.
 # - Ye et al. 2025, *FlashInfer*, arXiv:2501.01005: partial results as an algebra.
-# - Liu, Zaharia and Abbeel 2023, *Ring Attention*, arXiv:2310.01889: the same merge between devices.
 # - Volkov 2010, *Better Performance at Lower Occupancy*, GTC: bytes in flight, and Little's law on a GPU.
 # - NVIDIA, *PTX ISA*: the fragments of `mma.m16n8k16`, and the memory consistency model (acquire, release, scopes).
