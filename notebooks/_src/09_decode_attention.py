@@ -9,7 +9,7 @@
 # %% [markdown]
 # Lesson 06's roofline makes a promise: where a kernel is memory-bound, reading every byte once and no more is as fast
 # as it gets. Attention of a new token over its cache is as memory-bound as they come. So we write the kernel that reads
-# every byte once, and time it. Then it takes two more kernels to find out what the roofline left out.
+# every byte once, and time it. It takes two more kernels to find out what the roofline left out.
 #
 # **You will learn**
 #
@@ -19,11 +19,10 @@
 # - to count bytes and instructions, and what counting can and can't say about time;
 # - what you gain when RoPE, the cache write and attention are one launch.
 #
-# You need [lesson 08](08_first_kernels.ipynb) and from [lesson 07](07_static_cache.ipynb) the static cache and left
-# padding. You don't need a GPU; times come from a record.
+# You need [lesson 08](08_first_kernels.ipynb), and [lesson 07](07_static_cache.ipynb) for the static cache. You don't
+# need a GPU; times come from a record.
 #
-# <small>The kernel goes into `generate` in lesson 10. Our engine's default is in Triton, to add up in the trainer's
-# order (lesson 11).</small>
+# <small>The kernel goes into `generate` in lesson 10. Our engine's default is another, in Triton (lesson 11).</small>
 
 # %%
 import inspect
@@ -56,13 +55,12 @@ H, K, D = 14, 2, 64  # query heads, key-value heads, head size: those of Qwen2.5
 SHARED = H // K  # query heads that share a key-value head
 
 # %% [markdown]
-# $H$ is the number of query heads, $K$ of key-value heads, $D$ the head size, $S$ the slots of the cache, and $n$ the
-# tokens that a row attends to. A *pair* is a row and a key-value head. A *CTA* is what CUDA also calls a block.
-#
 # ## 1 · What one query token asks for
 #
-# A pair has $n$ keys and $n$ values of $D$ numbers each, and its $H/K$ query heads need all of them. In bfloat16, 2
-# bytes per number,
+# A new token's query is compared with the keys of all $n$ tokens of its row, and their values are added up with the
+# weights that come out. Qwen2.5-0.5B has $H = 14$ query heads and $K = 2$ key-value heads, of size $D = 64$. Call a row
+# and a key-value head a *pair*. It has $n$ keys and $n$ values of $D$ numbers each, and its $H/K$ query heads need all
+# of them. In bfloat16, 2 bytes per number,
 #
 # $$\text{bytes} = 2 \cdot 2\, n D , \qquad \text{FLOP} = 4\, \tfrac{H}{K}\, n D , \qquad
 #   \text{intensity} = \frac{H}{K}\ \text{FLOP/byte}.$$
@@ -226,14 +224,13 @@ print(f"64 tokens merged in 200 random orders: off by at most {worst:.0e}")
 assert worst < 1e-5
 
 # %% [markdown]
-# So you may split the tokens any way you like. Lanes, warps, CTAs and even GPUs each take some of them, and somebody
-# merges.
+# So you may split the tokens any way you like. Lanes, warps, blocks and even GPUs each take some, and somebody merges.
 #
 # ## 4 · How fast is the first kernel?
 #
-# The natural first kernel gives each pair to a CTA. With 16 rows that's {{ 16 * K }} CTAs for the {{
-# GPUS["H200"].multiprocessors }} SMs of an H200, so three quarters of them have nothing to do. How fast does it read,
-# compared with a copy, for 16 rows of 456 tokens?
+# The natural first kernel gives each pair to a block, which is also called a *CTA*. With 16 rows that's {{ 16 * K }}
+# CTAs for the {{ GPUS["H200"].multiprocessors }} SMs of an H200, so three quarters of them have nothing to do. How fast
+# does it read, compared with a copy, for 16 rows of 456 tokens?
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -264,15 +261,15 @@ for name, gpu in GPUS.items():
 little = asked / (GPUS["H200"].gb_per_s * 1e3 * LATENCY_US)
 
 # %% [markdown]
-# With an assumed latency of {{ LATENCY_US }} µs the law allows about as little as was measured. That isn't a proof,
-# since the latency was assumed, but it says what to try: more CTAs (step 2), or more bytes in flight in each.
+# With an assumed latency of {{ LATENCY_US }} µs the law allows about as little as was measured. It's no proof, since we
+# assumed the latency, but it says what to try: more CTAs (step 2), or more bytes in flight in each.
 #
 # ## 5 · Step 1: the simple kernel
 #
 # A CTA of 128 threads for each pair, on CUDA cores (`rlcourse/course/kernels/decode_simple.py`). The kernel finds its
-# pair, and the row's slots: from `start`, behind the padding, to the newest token (`position`), both read on the GPU.
-# Padding isn't masked, it isn't visited. Then `attend` goes through the tokens, and `finish` merges the CTA's partials
-# and writes the output.
+# pair, and the row's slots: from `start`, behind the padding on the left, to the newest token (`position`), both read
+# on the GPU. Padding isn't masked, it isn't visited. Then `attend` goes through the tokens, and `finish` merges the
+# CTA's partials and writes the output.
 
 # %% tags=["hide-input"]
 # @title `excerpt(module, begin, end)`: from a module's source
@@ -429,8 +426,8 @@ excerpt(decode_common, "    thread, _, _ = cute.arch.thread_idx()\n    seen =", 
 # The barrier before the addition makes sure that all of the block's writes come first; the one after it, that no thread
 # of the block reads too early.
 #
-# Now take the order away, on purpose, in a kernel small enough to see: every CTA leaves one number, the last adds them
-# up. The field `order` is what the atomic addition promises.
+# Now take the order away, in a kernel small enough to see: every CTA leaves one number, the last adds them up. The
+# field `order` is what the atomic addition promises.
 
 
 # %%
@@ -550,7 +547,7 @@ for name, gpu in GPUS.items():
     print(f"{name:9} issue / bytes {issue_over_bytes(gpu, on_cuda_cores.total()):.2f}")
 
 # %% [markdown]
-# On cards with little bandwidth for their arithmetic, the bytes take longer by far. On the H200 memory could deliver
+# On cards with little bandwidth for their arithmetic, the bytes take far longer. On the H200 memory could deliver
 # tokens faster than the schedulers can process them. So let's use fewer instructions.
 #
 # ### One instruction for 2,048 multiply-adds
@@ -770,11 +767,11 @@ gone = {size: us["attention-split-ahead", size] - us["attention-cute", size] for
 # these records can't separate: {{ fewer:.0f }} times fewer instructions, and so few registers per token that {{
 # more:.0f }} times the bytes of step 2 are in flight. {{ assert more > 3 }}
 #
-# So the roofs say what a kernel can't exceed, not what it waits for. A warp also waits for **itself**: a score is a
-# sum, three shuffles, a maximum and a power, one after the other, and until they're done it requests nothing. The tool
-# that names such waits is Nsight Compute, whose *warp stall reasons* split a kernel's cycles into waiting for memory
-# (long scoreboard), for a fixed-latency result (wait), for a barrier, and so on. Run `ncu --set full` on step 2 before
-# you blame a roof.
+# So that's what the roofline left out: it says what a kernel can't exceed, not what it waits for. A warp also waits for
+# **itself**: a score is a sum, three shuffles, a maximum and a power, one after the other, and until they're done it
+# requests nothing. The tool that names such waits is Nsight Compute, whose *warp stall reasons* split a kernel's cycles
+# into waiting for memory (long scoreboard), for a fixed-latency result (wait), for a barrier, and so on. Run `ncu --set
+# full` on step 2 before you blame a roof.
 #
 # ## 8 · RoPE and the cache write in the same launch
 #
