@@ -7,6 +7,14 @@
 # ---
 
 # %% [markdown]
+# Lesson 06 opened with a mystery, and here's the answer. In June 2026 somebody trained Qwen2.5-0.5B on an A10G and
+# wrote decode attention in one kernel. Alone, it was 2.2 times as fast as the attention it replaced. Inside Hugging
+# Face's `generate` it produced the same tokens, and the decode step got nearly 3 times slower ([*Making Dr GRPO go
+# brrr*](https://kyrieblunders.bearblog.dev/making-dr-grpo-go-brrr/)). Nothing had failed.
+#
+# We don't have that kernel or that card, so we can't reproduce those two factors. We stage the same accident with the
+# kernel of lesson 09 on an H200, and this time we look inside.
+#
 # **You will learn**
 #
 # - what a microbenchmark leaves out, and how to predict a step's gain from a faster kernel;
@@ -17,14 +25,6 @@
 #
 # You need [lesson 07](07_static_cache.ipynb), section 4, for graph breaks and CUDA graphs, and [lesson
 # 09](09_decode_attention.ipynb) for the kernel.
-#
-# Lesson 06 opened with a mystery, and here's the answer. In June 2026 somebody trained Qwen2.5-0.5B on an A10G and
-# wrote decode attention in one kernel. Alone, it was 2.2 times as fast as the attention it replaced. Inside Hugging
-# Face's `generate` it produced the same tokens, and the decode step got nearly 3 times slower ([*Making Dr GRPO go
-# brrr*](https://kyrieblunders.bearblog.dev/making-dr-grpo-go-brrr/)). Nothing had failed.
-#
-# We don't have that kernel or that card, so we can't reproduce those two factors. We stage the same accident with the
-# kernel of lesson 09 on an H200, and this time we look inside.
 
 # %%
 import os
@@ -232,9 +232,10 @@ def draw_steps(names: list[str], floor: float | None = None) -> None:
     plt.show()
 
 
-draw_steps(["eager, dynamic cache", "eager, static cache", "our kernel, breaks", "compiled"])
+SO_FAR = ["eager, dynamic cache", "eager, static cache", "our kernel, breaks", "compiled"]
 eager = ms["eager, static cache"] / ms["our kernel, breaks"]
 second_bet.result(FATES[0] if eager < 0.5 else FATES[1] if eager < 2 else FATES[2])
+draw_steps(SO_FAR)
 worth = ms["eager, static cache"] / ms["compiled"]
 raised_ms = ways["hf-static-breaks-raised"]["ms_per_step"]
 
@@ -250,7 +251,8 @@ raised_ms = ways["hf-static-breaks-raised"]["ms_per_step"]
 # %% tags=["hide-input"]
 # @title Table: kernels and launches
 lines = ["| step | ms | kernels | launches by the host |", "| --- | ---: | ---: | ---: |"]
-for name, row in STEPS.items():
+for name in SO_FAR:
+    row = STEPS[name]
     lines.append(f"| {name} | {ms[name]:.2f} | {row['kernels_a_step']:,.0f} | {row['launches_a_step']:,.0f} |")
 display(Markdown("\n".join(lines)))
 
@@ -267,7 +269,8 @@ display(Markdown("\n".join(lines)))
 # First count the pieces. A *backend* is what Dynamo hands its graphs to; this one compiles nothing and takes notes.
 
 
-# %%
+# %% tags=["hide-input"]
+# @title `pieces(model, way)`: `generate` with a backend that counts
 @dataclasses.dataclass
 class Pieces:
     """What Dynamo made of a decode step. operations: of each graph; order: which graphs ran, in one step."""
@@ -309,6 +312,7 @@ def tiny(depth: int):
     ).eval()
 
 
+# %%
 deep = {name: pieces(tiny(12), way) for name, way in WAYS.items()}
 for name, f in deep.items():
     print(f"{name:10} graphs {len(f.operations):3}, pieces that run in a step {len(f.order):3}", end=", ")
@@ -407,8 +411,8 @@ third_bet = bet(f"Recompile limit 64 instead of {limit}. What becomes of the {le
 # %%
 with torch._dynamo.config.patch(recompile_limit=64):
     raised = pieces(tiny(12), attention.BREAKS)
-print(f"graphs {len(raised.operations)}, pieces that run in a step {len(raised.order)}")
 third_bet.result(NUMBERS[(len(raised.order) >= len(order)) + (len(raised.order) > len(order))])
+print(f"graphs {len(raised.operations)}, pieces that run in a step {len(raised.order)}")
 
 # %% [markdown]
 # More versions and more pieces, {{ len(raised.order) }} instead of {{ len(order) }}: {{ assert len(raised.order) >
@@ -591,8 +595,8 @@ print(f"generate on this CPU: {step_ms:.2f} ms per step, {loop_ms:.2f} of them o
 # The graph isn't the whole reason: nearly everything else in this step runs in fused kernels of our own, too. Lesson
 # 07's ladder separates the two: compiled `generate` → our step in plain PyTorch, as a graph → the same with our
 # kernels. The second arrow gains more than the first. {{ assert ladder["graph-eager"]["ms_per_step"] /
-# ladder["graph"]["ms_per_step"] > 2 > ladder["hf-static-compiled"]["ms_per_step"] /
-# ladder["graph-eager"]["ms_per_step"] > 1 }}
+# ladder["graph"]["ms_per_step"] > ladder["hf-static-compiled"]["ms_per_step"] / ladder["graph-eager"]["ms_per_step"] >
+# 1 }}
 #
 # **What runs today.** The engine's default step has its attention, norms and sampler in Triton, because those add up in
 # the trainer's order (lesson 11). On Hopper its matmuls are in CuTe DSL, with the same bits, and faster than Triton's.
@@ -619,14 +623,14 @@ fourth_bet = bet(
 
 # %%
 base = ways["hf-static"]
-f = base["rollout_s"] / base["step_s"]
-print(f"compiled generate: {base['step_s']:.2f} s a training step, the rollout is {f:.0%} of it")
-errors = {}
+f, errors = base["rollout_s"] / base["step_s"], {}
+lines = [f"compiled generate: {base['step_s']:.2f} s per training step, the rollout is {f:.0%} of it"]
 for name in ("our kernel, breaks", "our kernel, operation", "our own step"):
     predicted, measured = amdahl(f, ms["compiled"] / ms[name]), base["step_s"] / STEPS[name]["step_s"]
     errors[name] = predicted / measured - 1
-    print(f"{name:22} predicted {predicted:.2f}×, measured {measured:.2f}× ({STEPS[name]['step_s']:.2f} s)")
+    lines.append(f"{name:22} predicted {predicted:.2f}×, measured {measured:.2f}× ({STEPS[name]['step_s']:.2f} s)")
 fourth_bet.result(measured)
+print("\n".join(lines))
 own = STEPS["our own step"]
 attention_free = amdahl(
     own["rollout_s"] / own["step_s"] * qwen.layers * alone["cute-ahead"] / 1e3 / ms["our own step"], 1e9
