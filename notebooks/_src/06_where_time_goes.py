@@ -15,14 +15,14 @@
 #
 # **You will learn**
 #
-# - to time a training step phase by phase, and to predict what a faster phase can give the whole;
+# - to time a training step phase by phase, and to predict how much a faster phase speeds up the whole;
 # - why most of what people try first can't help, and how to see that in five minutes;
 # - to read a trace, and what "the GPU is busy" does and doesn't mean;
 # - to compute the time that no program can beat, and how far a real one is from it;
 # - to tell three kinds of slow apart, because each has its own cure.
 #
-# You need [lesson 05](05_full_loop.ipynb): the phases of a step. Everything live runs on the CPU; a GPU's numbers
-# are records of an H200.
+# You need [lesson 05](05_full_loop.ipynb): the phases of a step. Everything live runs on the CPU; GPU numbers were
+# recorded on an H200.
 
 # %%
 import os
@@ -77,15 +77,15 @@ for phase, seconds in median.items():
     print(f"{phase:11} {1e3 * seconds:8.1f} ms  {seconds / step_s:6.1%}")
 
 # %% [markdown]
-# That cell has two habits worth copying. The first step is left out: it allocates memory and loads code that the others
-# find ready. And we report the **median**, because one disturbed step shifts a mean.
+# That cell has two habits worth copying. The first step is left out: it allocates memory and loads code that later
+# steps reuse. And we report the **median**, because one disturbed step shifts a mean.
 #
 # On a GPU there's a trap. The *host*, the CPU on which Python runs, only **asks** the GPU for work and goes on at once,
 # so a clock on the host times the asking. The package's `PhaseTimer` waits for the GPU at both ends of a phase.
 #
 # Here are the same phases on an H200, with the shape of Qwen2.5-0.5B and 64 answers of {{ load_record("step", "NVIDIA
-# H200")["setup"]["new_tokens"] }} tokens. One step is of TRL, Hugging Face's RL library, which samples with the
-# `generate` of transformers; the other is of this package. **Look for** how the blue share changes.
+# H200")["setup"]["new_tokens"] }} tokens. One is TRL, Hugging Face's RL library, which samples with the `generate` of
+# transformers; the other is this package. **Look for** how the blue share changes.
 
 # %% tags=["hide-input"]
 # @title Figure: where a step goes
@@ -136,7 +136,7 @@ part = {name: STEPS[name, 64]["rollout_s"] / STEPS[name, 64]["step_s"] for name 
 # ## 2 · What can it give?
 #
 # Suppose a part of the program takes the share $f$ of its time, and you make that part $g$ times as fast. The new time
-# is what you didn't touch, $1 - f$, plus $f / g$. So the whole becomes faster by
+# is what you didn't touch, $1 - f$, plus $f / g$. So the whole speeds up by a factor of
 #
 # $$\frac{1}{1 - f + f / g} \;<\; \frac{1}{1 - f} .$$
 #
@@ -239,12 +239,12 @@ ladder_bet.result(sum(gain > 1.05 for gain in gains))
 display(Markdown("\n".join(lines)))
 
 # %% [markdown]
-# One. {{ assert sum(gain > 1.05 for gain in gains) == 1 }} The first two lines end the discussion: a batch of prompts
-# is a few kilobytes of text. {{ assert copies["copy_s"] < 1e-3 * slow["step_s"] }} Compiling the model that trains can
-# give TRL {{ 1 / (1 - update_part):.2f }}× at the very most. It made the update {{ update_gain:.1f }} times as fast,
-# and nobody would notice it in the step. {{ assert update_gain > 1.2 and abs(slow["step_s"] / compiled["step_s"] - 1) <
-# 0.05 }} Work on the update is worth more in our own step, where it's {{ 100 * ours["update_s"] / ours["step_s"]:.0f
-# }}%. **Ceilings move when something else gets faster.**
+# One. {{ assert sum(gain > 1.05 for gain in gains) == 1 }} The first two lines are settled by their ceilings: a batch
+# of prompts is a few kilobytes of text. {{ assert copies["copy_s"] < 1e-3 * slow["step_s"] }} Compiling the model that
+# trains can give TRL {{ 1 / (1 - update_part):.2f }}× at the very most. It made the update {{ update_gain:.1f }} times
+# as fast, and nobody would notice it in the step. {{ assert update_gain > 1.2 and abs(slow["step_s"] /
+# compiled["step_s"] - 1) < 0.05 }} Work on the update is worth more in our own step, where it's {{ 100 *
+# ours["update_s"] / ours["step_s"]:.0f }}%. **Ceilings move when something else gets faster.**
 #
 # The last two lines have the same ceiling and very different results. With 64 rows a static cache alone makes decoding
 # slower. {{ assert alone[64] < 1 < whole }} With the decode step compiled as well, the whole training step is {{
@@ -273,8 +273,8 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# The rollout became {{ faster:.1f }} times as fast. By the law the step becomes {{ predicted:.2f }} times as fast, and
-# {{ found:.2f }} times was measured. {{ assert abs(predicted / found - 1) < 0.03 }}
+# The rollout became {{ faster:.1f }} times as fast. The law predicts a step that is {{ predicted:.2f }} times as fast;
+# we measured {{ found:.2f }}. {{ assert abs(predicted / found - 1) < 0.03 }}
 #
 # ## 3 · What is it doing?
 #
@@ -557,8 +557,8 @@ ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 plt.show()
 
 # %% [markdown]
-# At the model's size it's {{ cached.bytes_per_s / machine.bytes_per_s:.1f }} times the rate of main memory, so we go on
-# with that. A GPU leaves no such doubt: a real model is far larger than its L2 cache.
+# At the model's size it's {{ cached.bytes_per_s / machine.bytes_per_s:.1f }} times the rate of main memory, so we use
+# that one. A GPU leaves no such doubt: a real model is far larger than its L2 cache.
 #
 # ### Predict, then measure
 #

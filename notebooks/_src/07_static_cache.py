@@ -578,8 +578,8 @@ repeat_us, fold_us = median_us(*(lambda f=f: f(q, keys, values) for f in (by_rep
 print(f"{heads} heads on {kv_heads}: repeated {repeat_us:,.0f} µs, folded {fold_us:,.0f} µs")
 
 # %% [markdown]
-# {{ repeat_us / fold_us:.1f }} times as long, with {{ heads // kv_heads }} heads to a key-value head: the repeated
-# cache has to be written, and then there is more of it to read. {{ assert repeat_us > 1.3 * fold_us }}
+# Repeating takes {{ repeat_us / fold_us:.1f }} times as long, with {{ heads // kv_heads }} heads to a key-value head:
+# the repeated cache has to be written, and then there is more of it to read. {{ assert repeat_us > 1.3 * fold_us }}
 #
 # **The token is drawn inside the step.** `generate` draws it after the model has run, outside what is compiled. If the
 # draw is made of tensor operations, it can be recorded with the rest. One way is *inversion*: put the probabilities
