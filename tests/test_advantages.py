@@ -1,6 +1,4 @@
-"""Advantages against what defines them: sums that vanish, differences that stay, brute force, exact examples."""
-
-import statistics
+"""Advantages: exact zeros, masks and edges. test_step.py has the formula of each algorithm."""
 
 import pytest
 import torch
@@ -9,41 +7,15 @@ from rlcourse import advantages as adv
 
 REWARDS = [1.0, 0.0, 0.0, 0.5, 0.3, 0.3, 0.3, 0.3, 0.0, 1.0, 1.0, 1.0]
 N = 4
-GROUPS = [REWARDS[i : i + N] for i in range(0, len(REWARDS), N)]
 
 
 def close(actual, expected):
     torch.testing.assert_close(actual.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-6)
 
 
-def test_batch_centered_moves_all_rewards_alike_until_they_add_up_to_zero():
-    rewards = torch.tensor(REWARDS)
-    found = adv.batch_centered(rewards)
-    close(found.sum(), 0.0)
-    close(found - found[0], (rewards - rewards[0]).tolist())
-
-
-def test_group_centered_moves_the_rewards_of_a_group_alike_until_they_add_up_to_zero():
-    rewards, found = torch.tensor(REWARDS).view(-1, N), adv.group_centered(torch.tensor(REWARDS), N).view(-1, N)
-    close(found.sum(1), [0.0] * len(GROUPS))
-    close(found - found[:, :1], (rewards - rewards[:, :1]).tolist())
-
-
-def test_leave_one_out_takes_the_mean_of_the_other_rewards_off():
-    expected = [
-        REWARDS[i] - statistics.mean(REWARDS[j] for j in range(len(REWARDS)) if j // N == i // N and j != i)
-        for i in range(len(REWARDS))
-    ]
-    close(adv.leave_one_out(torch.tensor(REWARDS), N), expected)
-
-
 def test_group_normalized_divides_by_the_sample_deviation_of_the_group():
     """Three right answers of four: mean 3/4, variance 3 (1/4)^2 + (3/4)^2 over 3 = 1/4, deviation 1/2."""
     close(adv.group_normalized(torch.tensor([1.0, 1.0, 1.0, 0.0]), 4), [0.25 / 0.5001] * 3 + [-0.75 / 0.5001])
-    centered = adv.group_centered(torch.tensor(REWARDS), N).view(-1, N)
-    found = adv.group_normalized(torch.tensor(REWARDS), N).view(-1, N)
-    scales = [statistics.stdev(group) + 1e-4 for group in GROUPS]
-    close(found * torch.tensor(scales)[:, None], centered.tolist())
 
 
 @pytest.mark.parametrize("function", [adv.leave_one_out, adv.group_centered, adv.group_normalized])

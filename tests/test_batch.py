@@ -51,13 +51,6 @@ def test_completion_ids_and_mask_are_aligned_with_the_logprobs():
     assert rollout.completion_ids.shape == rollout.logprobs.shape
 
 
-def test_a_long_prompt_with_a_short_completion_stands_beside_a_short_one_with_a_long_completion():
-    """The longest completion would reach beyond the row of the longest prompt."""
-    rollout = rollout_of([([3] * 20, [4]), ([5], [6, 7, 8, 9])], pad=99)
-    assert rollout.ids.shape == (2, 21)
-    assert rollout.completion_ids.tolist() == [[4, 0, 0, 0], [6, 7, 8, 9]]
-
-
 SELECTIONS = {"slice": slice(1, 3), "indices": [3, 0], "mask": [True, True, False, True], "one": [1]}
 
 
@@ -98,13 +91,7 @@ def completions(number: int = 0) -> Completions:
     return Completions(rollout, answers, torch.arange(4.0, device=DEVICE) + 10 * number)
 
 
-def test_rows_of_completions_take_their_answers_and_rewards_along():
-    chosen = completions()[torch.tensor([2, 0], device=DEVICE)]
-    assert rows_of(chosen.rollout) == [(*ROWS[i], LOGPROBS[i], FINISHED[i]) for i in (2, 0)]
-    assert [a.problem.question for a in chosen.answers] == ["0 2", "0 0"] and chosen.rewards.tolist() == [2, 0]
-
-
-def test_completions_are_joined_one_part_after_the_other():
+def test_rows_of_completions_take_their_answers_and_rewards_along_and_are_joined_in_order():
     joined = join_completions([completions(0), completions(1)[torch.tensor([1], device=DEVICE)]])
     assert joined.rewards.tolist() == [0, 1, 2, 3, 11]
     assert [a.problem.question for a in joined.answers] == ["0 0", "0 1", "0 2", "0 3", "1 1"]

@@ -51,21 +51,6 @@ def test_a_cut_is_the_best_that_keeps_to_the_budget(lengths, most_tokens):
     assert (len(pieces), sum(map(tokens, pieces))) == best_cut(lengths, most_tokens)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "most_tokens", "counts"),
-    [
-        ([], 10, []),
-        ([5, 5, 5, 5], 10, [2, 2]),
-        ([5, 5, 5, 5], 9, [1, 1, 1, 1]),
-        ([2, 3, 11, 12], 10, [2, 1, 1]),  # a row longer than the budget goes alone
-        ([1, 5, 5, 5], 15, [1, 3]),  # and not 3 and 1, which keeps to the budget, too
-        ([3] * 7, 10**9, [7]),
-    ],
-)
-def test_cuts_by_hand(lengths, most_tokens, counts):
-    assert rows_together(lengths, most_tokens) == counts
-
-
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=20), BUDGETS, st.integers(1, 4), st.randoms())
 def test_every_row_is_in_one_micro_batch_of_one_rank(lengths, most_tokens, ranks, random):
     rows = random.sample(range(len(lengths)), random.randint(1, len(lengths)))
