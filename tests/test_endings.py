@@ -102,13 +102,15 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("how", DAMAGE)
-def test_a_training_state_that_cannot_be_read_is_named_with_the_way_on(how, run, tmp_path):
-    DAMAGE[how](latest_checkpoint(run) / "trainer.pt")
-    sentence = (
-        f"The checkpoint {run}/checkpoints/step-000007 is damaged (trainer.pt cannot be read): delete that folder"
-    )
-    assert refusal(run) == f"{sentence} to go on from step-000006."
-    shutil.rmtree(latest_checkpoint(run))
+@pytest.mark.parametrize("name", ["trainer.pt", "model.safetensors"])
+def test_a_damaged_checkpoint_is_named_with_the_way_on(name, how, run, tmp_path):
+    checkpoint = latest_checkpoint(run)
+    DAMAGE[how](checkpoint / name)
+    why = f"No weights in {checkpoint}" if (name, how) == ("model.safetensors", "missing") else f"{name} cannot be read"
+    said = refusal(run)
+    assert said.startswith(f"The checkpoint {checkpoint} is damaged (") and why in said
+    assert said.endswith("): delete that folder to go on from step-000006.")
+    shutil.rmtree(checkpoint)
     assert resume(name="run", output=str(tmp_path))["steps"] == 7
 
 
@@ -189,16 +191,6 @@ def test_a_run_does_not_go_on_with_another_base(options, name, folder, tiny, tmp
     train(make_config(**tiny | options | {"model": str(base), "steps": 1, "eval_every": 0, "pass_k": 0}))
     add_to_the_weights(base)
     assert f"The {name} is not what" in refusal(tmp_path / "run", steps=2)
-
-
-@pytest.mark.parametrize("how", ["missing", "cut"])
-def test_weights_of_a_checkpoint_that_cannot_be_read_are_named(how, run):
-    file = latest_checkpoint(run) / "model.safetensors"
-    DAMAGE[how](file)
-    said = refusal(run)
-    why = f"No weights in {file.parent}" if how == "missing" else f"{file} cannot be read"
-    assert said.startswith(f"The checkpoint {file.parent} is damaged ({why}")
-    assert said.endswith("): delete that folder to go on from step-000006.")
 
 
 def test_a_line_of_a_log_that_cannot_be_used_is_named(run):

@@ -125,6 +125,3 @@ def test_sigterm_while_a_run_is_prepared_leaves_its_name_free(tiny, tmp_path, mo
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in tiny.items()]
     assert CliRunner().invoke(cli.app, ["train", *arguments]).exit_code == 143
     assert not (tmp_path / "run").exists()
-
-
-# A disk that is full

@@ -13,12 +13,10 @@ import torch
 import toy
 from policies import BruteForce, make_policy
 from toy import TINY, TOY, assert_same_run, at_step, end_of, folder, fork, lines, tiny, use_the_toy, whole_run  # noqa: F401
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlcourse import train as trainer
 from rlcourse.checkpoint import latest_checkpoint, load_state
 from rlcourse.config import make_config
-from rlcourse.paths import data_folder
 from rlcourse.runs import RunFolder, read_lines
 from rlcourse.tasks.prompts import PromptSampler
 from rlcourse.train import resume, train
@@ -44,7 +42,7 @@ def test_a_run_killed_and_resumed_equals_an_uninterrupted_one_to_the_last_bit(wh
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_run_killed_at_random_moments_and_resumed_equals_an_uninterrupted_one(seed, whole_run, tiny, tmp_path):
     """Twice or more each, whatever it is doing; killed before its first checkpoint it starts anew. There is a
     checkpoint after each step, so that many are killed while they are saved."""
@@ -161,17 +159,6 @@ def test_the_summary_says_how_it_went(whole_run):
     assert summary["before"] != summary["after"]
 
 
-def test_the_trained_checkpoint_loads_with_transformers_and_writes_the_same_greedy_answers(whole_run, folder):
-    checkpoint = latest_checkpoint(whole_run)
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
-    assert not torch.equal(model.lm_head.weight, AutoModelForCausalLM.from_pretrained(folder).lm_head.weight)
-    for sample in json.loads((whole_run / "summary.json").read_text())["after"]["samples"]:
-        messages = [{"role": "user", "content": sample["question"]}]
-        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
-        ids = model.generate(**prompt, max_new_tokens=4, do_sample=False)[0, prompt["input_ids"].shape[1] :]
-        assert tokenizer.decode(ids, skip_special_tokens=True) == sample["text"]
-
-
 def test_the_validation_is_on_the_validation_problems_and_the_test_on_those_of_the_test(tiny, monkeypatch):
     asked, original = [], BruteForce.generate
 
@@ -190,29 +177,33 @@ def test_the_validation_is_on_the_validation_problems_and_the_test_on_those_of_t
 
 def test_the_engine_and_the_model_are_made_as_the_config_says(tiny, monkeypatch):
     made = []
-
-    def make_engine(policy, *arguments):
-        made.append(arguments)
-        return BruteForce(policy)
-
-    monkeypatch.setattr(trainer, "make_engine", make_engine)
+    monkeypatch.setattr(trainer, "make_engine", lambda policy, *rest: made.append(rest) or BruteForce(policy))
     monkeypatch.setattr("rlcourse.trial.checkpoint_activations", lambda model: made.append("checkpointing"))
     monkeypatch.setattr(trainer, "compile_layers", lambda model: made.append("compiled"))
-    options = {"steps": 1, "eval_every": 0, "pass_k": 0, "engine": "hf-static"}
-    train(make_config(**tiny | options))
-    assert made[-1] == ("hf-static", torch.float32, False, 64 + 4, 0.0, False)  # after a model's trial
-    made.clear()
-    with monkeypatch.context() as patch:
-        patch.setattr("rlcourse.train.collect", toy.power_cut)  # before anything is compiled
-        patch.setattr("rlcourse.distributed.find_device", lambda config: torch.device("cpu"))
-        options |= {"compile": True, "gradient_checkpointing": True, "name": "other", "device": "auto"}
-        options |= {"engine": "fast", "cache_gb": 2.0, "sleep": True}
-        with pytest.raises((toy.PowerCut, TypeError)):
-            train(make_config(**tiny | options | {"dtype": "bfloat16"}))
-    assert made[-3:] == [("fast", torch.bfloat16, True, 64 + 4, 2.0, True), "checkpointing", "compiled"]
+    monkeypatch.setattr(trainer, "collect", toy.power_cut)  # before anything is compiled
+    monkeypatch.setattr("rlcourse.distributed.find_device", lambda config: torch.device("cpu"))
+    options = {"compile": True, "gradient_checkpointing": True, "device": "auto", "dtype": "bfloat16"}
+    with pytest.raises((toy.PowerCut, TypeError)):
+        train(make_config(**tiny | options | {"engine": "fast", "cache_gb": 2.0, "sleep": True}))
+    assert made[1:] == [("fast", torch.bfloat16, True, 64 + 4, 2.0, True), "checkpointing", "compiled"]
 
 
 # What cannot work
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"max_prompt_tokens": 5}, r"Only 0 of 9 training problems have at most 5 prompt tokens, .*: raise"),
+        ({"num_prompts": 10}, "There are 9 training problems, fewer than num_prompts 10: lower it"),
+        ({"device": "auto", "dtype": "bfloat16"}, r"bfloat16 .* needs: `rlcourse doctor`"),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_what_cannot_work_leaves_no_run(settings, sentence, tiny, tmp_path):
+    with pytest.raises(ValueError, match=sentence):
+        train(make_config(**tiny | settings))
+    assert not (tmp_path / "run").exists()
 
 
 def test_long_prompts_are_left_out(tiny, tmp_path):
@@ -227,19 +218,6 @@ def test_long_prompts_are_left_out(tiny, tmp_path):
     assert read_lines(tmp_path / "run" / "warnings.jsonl")[0] == {"step": 0, "kind": "left_out", "text": why}
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"max_prompt_tokens": 5}, r"Only 0 of 9 training problems have at most 5 prompt tokens, .*: raise"),
-        ({"num_prompts": 10}, "There are 9 training problems, fewer than num_prompts 10: lower it"),
-    ],
-)
-def test_too_few_problems_are_counted(settings, sentence, tiny, tmp_path):
-    with pytest.raises(ValueError, match=sentence):
-        train(make_config(**tiny | settings))
-    assert not (tmp_path / "run").exists()
-
-
 def test_the_seed_chooses_the_problems_and_the_samples(whole_run, tiny, tmp_path):
     for seed in (0, 1):
         torch.manual_seed(99 + seed)
@@ -251,20 +229,3 @@ def test_the_seed_chooses_the_problems_and_the_samples(whole_run, tiny, tmp_path
     assert lines(tmp_path / "seed0")["metrics"] == first != lines(tmp_path / "seed1")["metrics"]
     assert lines(tmp_path / "seed0")["evals"] == []
     assert [path.name for path in (tmp_path / "seed0" / "checkpoints").iterdir()] == ["step-000001"]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_preset_in_bfloat16_needs_a_gpu_and_leaves_no_run(tmp_path):
-    with pytest.raises(ValueError, match=r"bfloat16 \(preset 'h200'\) needs: `rlcourse doctor`"):
-        train(make_config("h200", output=str(tmp_path)))
-    assert not any(tmp_path.iterdir())
-
-
-def test_completions_that_exceed_the_models_positions_are_refused(tmp_path, monkeypatch):
-    """By the engine that people use, on the embedded model."""
-    monkeypatch.undo()
-    model = str(data_folder() / "minigsm" / "model")
-    config = make_config(**TINY | {"max_new_tokens": 512, "output": str(tmp_path), "model": model})
-    with pytest.raises(ValueError, match="exceed the model's 512 positions"):
-        train(config)
-    assert not (tmp_path / "run").exists()

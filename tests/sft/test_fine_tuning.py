@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import toy
 from policies import DEVICE, BruteForce
+from toy import assert_same_run, lines, power_cut
 from transformers import AutoModelForCausalLM
 
-from rlcourse.checkpoint import latest_checkpoint, load_state
+from rlcourse.checkpoint import latest_checkpoint
 from rlcourse.files import read_lines
 from rlcourse.policy import load_policy
 from rlcourse.runs import new_run
@@ -44,29 +46,6 @@ def _no_picture(monkeypatch):
 @pytest.fixture
 def tiny(model_folder, data, tmp_path):
     return TINY | {"model": model_folder, "data": data, "output": str(tmp_path)}
-
-
-def logged(run: Path) -> dict[str, list[dict]]:
-    """All that a run has logged but its times."""
-    found = {name: read_lines(run / f"{name}.jsonl") for name in ("metrics", "evals")}
-    for line in found["metrics"]:
-        del line["timing"]
-    return found
-
-
-def assert_same_run(run: Path, whole: Path) -> None:
-    """All that was logged, weights and state of training, to the last bit."""
-    assert logged(run) == logged(whole)
-    ours, theirs = (load_policy(str(latest_checkpoint(x))).model.state_dict() for x in (run, whole))
-    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
-    ours, theirs = (load_state(latest_checkpoint(x)) for x in (run, whole))
-    assert ours["sampled"] == theirs["sampled"] and ours["before"] == theirs["before"]
-    for number, moments in theirs["optimizer"]["state"].items():
-        assert all(torch.equal(ours["optimizer"]["state"][number][name], value) for name, value in moments.items())
-
-
-class PowerCut(BaseException):
-    pass
 
 
 # What a step computes
@@ -118,7 +97,7 @@ def test_an_epoch_is_every_example_once(epochs, steps, expected, tiny, tmp_path)
     """30 of the 33 are learned."""
     config = make_config(**tiny | {"epochs": epochs, "steps": steps, "eval_every": 0, "save_every": 0, "lr": 0.0})
     assert fine_tune(config)["steps"] == expected
-    epoch = [line["epoch"] for line in logged(tmp_path / "run")["metrics"]]
+    epoch = [line["epoch"] for line in lines(tmp_path / "run")["metrics"]]
     assert epoch == pytest.approx([(i + 1) * 5 / 30 for i in range(expected)])
 
 
@@ -151,7 +130,7 @@ def test_the_task_is_answered_by_the_policy_as_it_is_then(tiny, tmp_path, monkey
     (engine,) = engines
     assert engine.asked == {f"What is {n}?" for n in range(3)}
     assert engine.slept == 2 and {"loss", "accuracy", "accuracy_lenient"} <= summary["before"].keys()
-    evals = logged(tmp_path / "run")["evals"]
+    evals = lines(tmp_path / "run")["evals"]
     assert [line["step"] for line in evals] == [0, 2] and evals[1] == {"step": 2} | summary["after"]
 
 
@@ -185,13 +164,13 @@ def test_a_run_that_dies_between_two_micro_batches_and_is_resumed_equals_an_unin
         if torch.is_grad_enabled():
             calls.append(len(read_lines(tmp_path / "run" / "metrics.jsonl")))
             if calls[-2:] == [4, 4]:  # the second micro-batch of step 5, the gradient of the first being there
-                raise PowerCut
+                power_cut()
         return original(*arguments)
 
-    with monkeypatch.context() as patch, pytest.raises(PowerCut):
+    with monkeypatch.context() as patch, pytest.raises(toy.PowerCut):
         patch.setattr(trainer, "summed_loss", dies)
         fine_tune(make_config(**tiny | options))
-    assert latest_checkpoint(tmp_path / "run").name == "step-000003" and len(logged(tmp_path / "run")["metrics"]) == 4
+    assert latest_checkpoint(tmp_path / "run").name == "step-000003" and len(lines(tmp_path / "run")["metrics"]) == 4
     torch.manual_seed(12345)
     resume(name="run", output=str(tmp_path))
     assert_same_run(tmp_path / "run", folder)
@@ -200,7 +179,7 @@ def test_a_run_that_dies_between_two_micro_batches_and_is_resumed_equals_an_unin
 def test_a_finished_run_can_be_given_more_steps(tiny, tmp_path):
     fine_tune(make_config(**tiny | {"steps": 2}))
     assert resume(name="run", output=str(tmp_path), steps=4)["steps"] == 4
-    assert [line["step"] for line in logged(tmp_path / "run")["evals"]] == [0, 2, 3, 4]
+    assert [line["step"] for line in lines(tmp_path / "run")["evals"]] == [0, 2, 3, 4]
     assert json.loads((tmp_path / "run" / "config.json").read_text())["steps"] == 4
 
 
@@ -226,7 +205,7 @@ def test_the_adapter_is_as_the_settings_say(tiny, tmp_path):
 def test_the_folder_holds_what_a_run_leaves(whole, model_folder):
     options, folder = whole
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {f"step-00000{step}" for step in (6, 7)}
-    assert [line["step"] for line in logged(folder)["evals"]] == [0, 3, 6, 7]
+    assert [line["step"] for line in lines(folder)["evals"]] == [0, 3, 6, 7]
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["steps"], summary["examples"], summary["held_out"], summary["too_long"]) == (7, 30, 3, 0)
     assert summary["before"] != summary["after"] and summary["folder"] == str(folder)
