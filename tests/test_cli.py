@@ -164,13 +164,9 @@ def test_sft_takes_its_options_and_says_what_it_achieved(monkeypatch):
     assert calls == [make_sft_config(**options)]
     for text in ("0.500", "0.125", "25.0%", "75.0%", "runs/[sft]", "It knew [all] of it.", "changed in 60 of 63"):
         assert text in done.output
-
-
-def test_sft_resumes_with_the_settings_that_were_said_alone(monkeypatch):
-    calls = []
     monkeypatch.setattr(fine_tuning, "resume", lambda **settings: calls.append(settings) or LEARNED)
     assert invoke("sft", "--resume", "--name", "mine", "--steps", "80").exit_code == 0
-    assert calls == [{"name": "mine", "steps": 80}]
+    assert calls[1:] == [{"name": "mine", "steps": 80}]  # and nothing that wasn't said
 
 
 def test_merge_names_the_adapter(monkeypatch, tmp_path):

@@ -50,10 +50,7 @@ def refused(*arguments: str, code: int = 2) -> str:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("train --lr nan", "lr must be from 0 to 1, not nan."),
         ("sample --temperature nan", "temperature must be from 0.01 to 100, not nan."),
-        ("eval --eval-problems 0", "eval_problems must be from 1"),
-        ("train --name ../../x", "name must be that of a folder in --output"),
         ("train --resume --name ../x", "name must be that of a folder in --output"),
         ("sample --count 0", "--count must be from 1"),
         ("sft --lora-rank -1 --resume", "lora_rank must be from 0"),
@@ -175,7 +172,7 @@ def test_any_error_is_one_sentence(error, sentence, code, monkeypatch):
     assert done.exit_code == code and done.stderr.startswith(sentence) and done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", ["--version", "doctor", "doctor --json"])
+@pytest.mark.parametrize("arguments", ["--version", "doctor"])
 def test_a_pipe_that_nobody_reads_ends_a_command_quietly(arguments, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     ours, theirs = os.pipe()

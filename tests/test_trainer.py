@@ -78,7 +78,7 @@ def test_a_run_killed_at_random_moments_and_resumed_equals_an_uninterrupted_one(
     ],
 )
 def test_a_run_that_dies_and_is_resumed_equals_an_uninterrupted_one(algorithm, options, tiny, tmp_path, monkeypatch):
-    options = tiny | options | {"algorithm": algorithm, "steps": 5, "save_every": 2, "pass_k": 0, "lr": 1e-2}
+    options = tiny | options | {"algorithm": algorithm, "steps": 4, "save_every": 2, "pass_k": 0, "lr": 1e-2}
     train(make_config(**options | {"output": str(tmp_path / "whole")}))
     with monkeypatch.context() as patch, pytest.raises(toy.PowerCut):
         patch.setattr(RunFolder, "log_step", at_step(3, toy.power_cut))

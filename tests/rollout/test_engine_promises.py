@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 from rlcourse import rollout as engines
 from rlcourse.evaluation import answer_problems
 from rlcourse.logprobs import PlainPass
-from rlcourse.rollout import make_engine, vllm_server
+from rlcourse.rollout import make_engine
 from rlcourse.rollout.hf import HFEngine
 from rlcourse.rollout.torch_engine import TorchEngine, sample_at
 from rlcourse.sampling import GREEDY, Sampling, sampling_logits
@@ -42,12 +42,8 @@ def make(request, monkeypatch, tmp_path):
         if name == "vllm" and not vllm_in_memory.is_there():
             vllm_in_memory.put_in(monkeypatch)
         if name == "vllm server":
-            monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
             vllm_over_http.put_in(monkeypatch)
-            monkeypatch.setattr(vllm_server, "check_vllm", lambda device: None)
-            policy.model.config.architectures = [type(policy.model).__name__]
-            policy.model.config.save_pretrained(tmp_path)
-            closing.append(vllm_over_http.Server(str(tmp_path)))
+            closing.append(vllm_over_http.Server(policy, str(tmp_path)))
             return make_engine(policy, f"vllm@{closing[0].url}/", torch.float32)
         if name == "hf-none":
             return HFEngine(policy, cache="none")

@@ -15,9 +15,7 @@ PROMPTS = [[5, 9, 40, 7], [11], [30, 31, 32, 33, 34, 35, 36]]
 
 @pytest.fixture(autouse=True)
 def stand_ins(monkeypatch):
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     vllm_over_http.put_in(monkeypatch)
-    monkeypatch.setattr(vllm_server, "check_vllm", lambda device: None)
 
 
 @pytest.fixture
@@ -25,9 +23,7 @@ def served(tmp_path):
     made = []
 
     def start(policy, **options) -> vllm_over_http.Server:
-        policy.model.config.architectures = [type(policy.model).__name__]
-        policy.model.config.save_pretrained(tmp_path)
-        made.append(vllm_over_http.Server(str(tmp_path), **options))
+        made.append(vllm_over_http.Server(policy, str(tmp_path), **options))
         return made[-1]
 
     yield start

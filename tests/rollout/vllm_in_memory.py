@@ -11,9 +11,9 @@ import importlib.util
 import os
 import random
 import sys
-import types
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ def is_there() -> bool:
 
 def put_in(monkeypatch) -> None:
     """Within the test, this is vLLM."""
-    module = types.ModuleType("vllm")
+    module = ModuleType("vllm")
     module.__spec__ = importlib.machinery.ModuleSpec("vllm", None)
     module.LLM, module.SamplingParams = LLM, SamplingParams
     monkeypatch.setitem(sys.modules, "vllm", module)
@@ -69,37 +69,14 @@ class SamplingParams:
             raise ValueError("n must be 1 when using greedy sampling")
 
 
-@dataclass
-class FlatLogprobs:
-    logprobs: list[float] = field(default_factory=list)
-
-
-@dataclass
-class CompletionOutput:
-    token_ids: list[int]
-    logprobs: FlatLogprobs
-
-
-@dataclass
-class RequestOutput:
-    outputs: list[CompletionOutput]
-
-
 class LLM:
     made: list["LLM"] = []  # noqa: RUF012
 
     def __init__(
-        self,
-        model: str,
-        *,
-        skip_tokenizer_init: bool,
-        dtype: str,
-        kv_cache_memory_bytes: int,
-        seed: int = 0,
-        **kwargs,
+        self, model: str, *, skip_tokenizer_init: bool, dtype: str, kv_cache_memory_bytes: int, seed=0, **more
     ):
-        assert not kwargs.keys() - ENGINE_ARGS.keys()
-        self.options = ENGINE_ARGS | kwargs | {"dtype": dtype}
+        assert not more.keys() - ENGINE_ARGS.keys()
+        self.options = ENGINE_ARGS | more | {"dtype": dtype}
         assert skip_tokenizer_init and self.options["load_format"] == "dummy"  # the folder has neither
         random.seed(seed)
         np.random.seed(seed)
@@ -110,9 +87,8 @@ class LLM:
         self.model.requires_grad_(False)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * self.model.dtype.itemsize
-        room = kv_cache_memory_bytes // (BLOCK * token) * BLOCK
-        longest = min(room, config.max_position_embeddings)
-        self.llm_engine = types.SimpleNamespace(model_config=types.SimpleNamespace(max_model_len=longest))
+        self.longest = min(kv_cache_memory_bytes // (BLOCK * token) * BLOCK, config.max_position_embeddings)
+        self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=self.longest))
         self.cached: dict[tuple, torch.Tensor] = {}  # of a prompt what its first token is drawn from
         self.asleep, self.heard = 0, []
         self.made.append(self)
@@ -130,47 +106,39 @@ class LLM:
         self.cached.clear()
 
     def sleep(self, level: int) -> None:
-        assert self.options["enable_sleep_mode"] and not self.asleep
+        assert self.options["enable_sleep_mode"] and not self.asleep and level == 1
         self.asleep = level
         self.cached.clear()
         self.heard.append("sleep")
 
     def wake_up(self) -> None:
         assert self.asleep
-        if self.asleep == 2:
-            for parameter in self.model.parameters():
-                parameter.data.normal_()
         self.asleep = 0
         self.heard.append("wake")
 
     @torch.no_grad()
-    def generate(self, prompts, sampling_params=None, *, use_tqdm: bool = True) -> list[RequestOutput]:
-        assert not self.asleep and not use_tqdm and not sampling_params.detokenize
-        params, rows = sampling_params, [prompt["prompt_token_ids"] for prompt in prompts]
+    def generate(self, prompts, params, *, use_tqdm: bool = True) -> list[SimpleNamespace]:
+        assert not self.asleep and not use_tqdm and not params.detokenize
         assert params.n == 1 and params.logprobs == 0 and params.flat_logprobs
         stops = set(params.stop_token_ids or [])
         if not params.ignore_eos:  # also where `generation_config` is "vllm"
             stops.add(self.model.config.eos_token_id)
-        return [RequestOutput([self._complete(row, params, stops)]) for row in rows]
+        answers = [self._complete(prompt["prompt_token_ids"], params, stops) for prompt in prompts]
+        return [SimpleNamespace(outputs=[answer]) for answer in answers]
 
-    def _complete(self, prompt: list[int], params: SamplingParams, stops: set[int]) -> CompletionOutput:
+    def _complete(self, prompt: list[int], params: SamplingParams, stops: set[int]) -> SimpleNamespace:
         tokens, logprobs = [], []
-        longest = min(params.max_tokens, self.llm_engine.model_config.max_model_len - len(prompt))
-        while len(tokens) < longest and not stops & set(tokens[-1:]):
-            token, logprob = self._draw(self._logits(prompt, tokens), params)
+        while len(tokens) < min(params.max_tokens, self.longest - len(prompt)) and not stops & set(tokens[-1:]):
+            text = tuple(prompt + tokens)
+            logits = self.cached.get(text)
+            if logits is None:
+                logits = self.model(torch.tensor([text])).logits[0, -1].float()
+            if not tokens:
+                self.cached[text] = logits
+            token, logprob = self._draw(logits, params)
             tokens.append(token)
             logprobs.append(logprob)
-        return CompletionOutput(tokens, FlatLogprobs(logprobs))
-
-    def _logits(self, prompt: list[int], tokens: list[int]) -> torch.Tensor:
-        """What the next token is drawn from."""
-        text = tuple(prompt + tokens)
-        logits = self.cached.get(text)
-        if logits is None:
-            logits = self.model(torch.tensor([text])).logits[0, -1].float()
-        if not tokens:
-            self.cached[text] = logits
-        return logits
+        return SimpleNamespace(token_ids=tokens, logprobs=SimpleNamespace(logprobs=logprobs))
 
     def _draw(self, logits, params) -> tuple[int, float]:
         """A token and the log-prob that is reported of it."""

@@ -14,6 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 import torch
 import vllm_in_memory
 
+from rlcourse.rollout import vllm_server
+
 GROUPS: dict[int, queue.Queue] = {}  # by port
 
 
@@ -31,8 +33,10 @@ class NCCLWeightTransferEngine:
 
 
 def put_in(monkeypatch) -> None:
-    """Within the test, the modules that send weights are these; `vllm_in_memory.put_in` comes first."""
+    """Within the test, this is vLLM here and what sends weights."""
     vllm_in_memory.put_in(monkeypatch)
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    monkeypatch.setattr(vllm_server, "check_vllm", lambda device: None)
     name = "vllm.distributed.weight_transfer.nccl_engine"
     module = types.ModuleType(name)
     module.NCCLWeightTransferEngine = NCCLWeightTransferEngine
@@ -44,10 +48,12 @@ def put_in(monkeypatch) -> None:
 
 
 class Server:
-    """A server of the model in `folder`, until it is closed. heard: the paths it was asked; fails: those that it
-    answers with an error of this number; most: answers that it gives to one prompt, whatever is asked for."""
+    """A server of the policy's model, until it is closed. heard: the paths it was asked; fails: those that it answers
+    with an error of this number; most: answers that it gives to one prompt, whatever is asked for."""
 
-    def __init__(self, folder: str, dtype: str = "float32", logprobs_mode: str = "processed_logprobs"):
+    def __init__(self, policy, folder: str, dtype: str = "float32", logprobs_mode: str = "processed_logprobs"):
+        policy.model.config.architectures = [type(policy.model).__name__]
+        policy.model.config.save_pretrained(folder)
         self.llm = vllm_in_memory.LLM(
             folder, skip_tokenizer_init=True, dtype=dtype, load_format="dummy", logprobs_mode=logprobs_mode,
             kv_cache_memory_bytes=10**6,
@@ -56,27 +62,23 @@ class Server:
         self.heard: list[str] = []
         self.fails: dict[str, int] = {}
         self.most: int | None = None
-        self.lock, server = threading.Lock(), self
+        lock, server = threading.Lock(), self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
-                self.answer(None)
-
-            def do_POST(self):
-                text = self.rfile.read(int(self.headers["Content-Length"]))
-                self.answer(json.loads(text) if text else None)
-
-            def answer(self, body):
-                parts = urlsplit(self.path)
-                with server.lock:
+                text, parts = self.rfile.read(int(self.headers.get("Content-Length", 0))), urlsplit(self.path)
+                with lock:
                     server.heard.append(parts.path)
                     code = server.fails.get(parts.path, 200)
+                    body = json.loads(text) if text else None
                     found = {"detail": "no"} if code != 200 else server.ask(parts.path, parse_qs(parts.query), body)
                 data = json.dumps(found).encode()
                 self.send_response(code)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)
+
+            do_POST = do_GET
 
             def log_message(self, *_):
                 pass
@@ -90,25 +92,27 @@ class Server:
         self.http.server_close()
 
     def ask(self, path: str, query: dict, body: dict | None) -> dict:
-        longest = self.llm.llm_engine.model_config.max_model_len
-        if path == "/server_info":
-            assert query == {"config_format": ["json"]}
-            model = {"logprobs_mode": self.llm.options["logprobs_mode"], "dtype": f"torch.{self.dtype}"}
-            return {"vllm_config": {"model_config": model | {"max_model_len": longest}}}
-        if path == "/get_world_size":
-            return {"world_size": 1}
-        if path == "/init_weight_transfer_engine":
-            self.group = GROUPS.setdefault(body["init_info"]["master_port"], queue.Queue())
-        if path == "/pause":
-            assert query == {"mode": ["wait"]}
-            self.paused = True
-            self.llm.reset_prefix_cache()
-        if path == "/update_weights":
-            assert self.paused and "/start_weight_update" in self.heard
-            self.update(body["update_info"])
-        if path == "/resume":
-            self.paused = False
-        return self.generate(body) if path == "/inference/v1/generate" else {"message": "ok"}
+        match path:
+            case "/server_info":
+                assert query == {"config_format": ["json"]}
+                model = {"logprobs_mode": self.llm.options["logprobs_mode"], "dtype": f"torch.{self.dtype}"}
+                return {"vllm_config": {"model_config": model | {"max_model_len": self.llm.longest}}}
+            case "/get_world_size":
+                return {"world_size": 1}
+            case "/init_weight_transfer_engine":
+                self.group = GROUPS.setdefault(body["init_info"]["master_port"], queue.Queue())
+            case "/pause":
+                assert query == {"mode": ["wait"]}
+                self.paused = True
+                self.llm.reset_prefix_cache()
+            case "/update_weights":
+                assert self.paused and "/start_weight_update" in self.heard
+                self.update(body["update_info"])
+            case "/resume":
+                self.paused = False
+            case "/inference/v1/generate":
+                return self.generate(body)
+        return {"message": "ok"}
 
     def update(self, info: dict) -> None:
         assert info["packed"]
@@ -127,14 +131,10 @@ class Server:
         params = vllm_in_memory.SamplingParams(**wanted)  # with its checks of n
         params.n, params.detokenize, params.flat_logprobs = 1, False, True
         outputs = self.llm.generate([{"prompt_token_ids": body["token_ids"]}] * wanted["n"], params, use_tqdm=False)
-        choices = [
-            {
-                "token_ids": output.outputs[0].token_ids,
-                "logprobs": {"content": [{"logprob": found} for found in output.outputs[0].logprobs.logprobs]},
-            }
-            for output in outputs
-        ]
+        answers = [output.outputs[0] for output in outputs]
         if kind != 2:  # the reply has those alone that grew in the last step
-            longest = max(len(choice["token_ids"]) for choice in choices)
-            choices = [choice for choice in choices if len(choice["token_ids"]) == longest]
-        return {"choices": choices[: self.most]}
+            longest = max(len(answer.token_ids) for answer in answers)
+            answers = [answer for answer in answers if len(answer.token_ids) == longest]
+        content = [[{"logprob": found} for found in answer.logprobs.logprobs] for answer in answers]
+        pairs = zip(answers[: self.most], content, strict=False)
+        return {"choices": [{"token_ids": a.token_ids, "logprobs": {"content": c}} for a, c in pairs]}
