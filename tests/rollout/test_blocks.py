@@ -30,18 +30,6 @@ def test_a_block_is_free_when_its_last_table_lets_go_and_that_once():
         blocks.release(other)
 
 
-def test_full_blocks_are_found_by_all_tokens_before_them():
-    blocks = BlockManager(20, 2)
-    table = filled(blocks, [1, 2, 3, 4, 5])
-    blocks.release(table)
-    assert blocks.available == 19
-    assert blocks.find([1, 2, 3, 4, 5, 6], 9) == table[:2]
-    assert blocks.find([1, 2, 3, 4], 1) == table[:1]
-    assert blocks.find([1, 2, 3], 9) == table[:1]
-    assert blocks.find([3, 4], 9) == [] and blocks.find([7, 7, 3, 4], 9) == [] and blocks.find([1], 9) == []
-    assert blocks.holders[table[0]] == 3 and blocks.holders[table[1]] == 1 and blocks.available == 17
-
-
 def test_prompts_of_one_hash_are_two_prompts():
     """Python's hash of 0 is that of 2^61 - 1."""
     ours, theirs = [0, 0, 0], [2**61 - 1, 0, 0]
@@ -61,35 +49,6 @@ def test_what_is_longest_unused_is_dropped_first_and_the_end_of_a_prompt_before_
     assert set(blocks.allocate(2)) == {6, first[2]}, "the free one, then that which nobody has used since"
     assert blocks.allocate(1) == [second[1]]
     assert blocks.find([4, 5], 2) == second[:1] and blocks.find([1, 2, 3], 3) == first[:2]
-
-
-def test_what_followed_a_dropped_block_is_not_found_after_the_next_one_in_its_place():
-    blocks = BlockManager(4, 1)
-    one, two = blocks.allocate(1), blocks.allocate(2)
-    blocks.keep([1], one)
-    blocks.keep([1, 2], two)  # computed twice: token 2 is found after the first table's token 1
-    assert blocks.find([1, 2], 2) == [one[0], two[1]]
-    blocks.release([one[0], two[1]])
-    blocks.release(one)
-    three = blocks.allocate(1)
-    assert three == one
-    blocks.keep([9], three)
-    assert blocks.find([9, 2], 2) == three
-
-
-def test_other_weights_find_nothing_and_lose_no_block():
-    blocks = BlockManager(6, 1)
-    blocks.use_weights(1)
-    released, held = filled(blocks, [1, 2]), filled(blocks, [3])
-    blocks.release(released)
-    blocks.use_weights(1)
-    assert blocks.find([3], 1) == held
-    blocks.release(held)
-    blocks.use_weights(2)
-    assert blocks.find([1, 2], 2) == blocks.find([3], 1) == []
-    assert blocks.available == 4
-    blocks.release(held)
-    assert blocks.available == 5 and sorted(blocks.allocate(5)) == [1, 2, 3, 4, 5]
 
 
 def test_a_budget_in_gigabytes():

@@ -10,18 +10,15 @@ pytest.importorskip("triton", reason="Triton is there on Linux alone")
 import vllm_in_memory
 import vllm_over_http
 from policies import make_policy, rollout_of
-from reference import assert_logprobs_are_the_models
 from test_gpu_engine import Watched, small  # noqa: F401
 from torch._dynamo.utils import counters
 
 from rlcourse import rollout as engines
-from rlcourse.evaluation import answer_problems
 from rlcourse.logprobs import PlainPass
 from rlcourse.rollout import make_engine
 from rlcourse.rollout.hf import HFEngine
-from rlcourse.rollout.torch_engine import TorchEngine, sample_at
+from rlcourse.rollout.torch_engine import sample_at
 from rlcourse.sampling import GREEDY, Sampling, sampling_logits
-from rlcourse.tasks import load_task
 from rlcourse.trial import checkpoint_activations
 
 PROMPTS = [[5, 9, 40], [11, 30, 31, 32, 33]]
@@ -81,17 +78,6 @@ def test_generate_leaves_every_module_in_its_mode(name, make):
     assert kept_for_backward(policy, rollout) == kept
 
 
-@pytest.mark.parametrize("name", ["hf-dynamic", "fast"])
-def test_an_evaluation_leaves_mode_gradients_and_random_state(name, policy):
-    checkpoint_activations(policy.model)
-    engine, task = make_engine(policy, name, torch.float32), load_task("minigsm")
-    state = torch.get_rng_state()
-    answer_problems(policy, engine, task, task.problems("test")[:3], 4, Sampling(), 2)
-    assert all(module.training for module in policy.model.modules())
-    assert all(parameter.requires_grad and parameter.grad is None for parameter in policy.model.parameters())
-    assert torch.is_grad_enabled() and torch.equal(torch.get_rng_state(), state)
-
-
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_row_whose_last_allowed_token_is_eos_has_finished(name, make):
     policy = policy_for(name)
@@ -104,24 +90,6 @@ def test_a_row_whose_last_allowed_token_is_eos_has_finished(name, make):
     assert rollout.completion_ids.tolist() == 2 * [free[row]]
     assert rollout.completion_lengths.tolist() == [most, most] and rollout.finished.tolist() == [True, True]
     assert rollout.logprobs[:, -1].lt(0).all()
-
-
-RESTRICTED = [Sampling(top_k=3), Sampling(top_p=0.6), Sampling(0.7, top_k=4, top_p=0.7)]
-
-
-@pytest.mark.parametrize("sampling", RESTRICTED)
-def test_the_compiled_sampler_leaves_out_what_top_k_and_top_p_do(sampling, policy, monkeypatch):
-    """What is compiled is run as it is: compiling for a CPU takes a minute."""
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    torch.manual_seed(1)
-    engine = TorchEngine(policy, compile=True)
-    rollout = engine.generate(PROMPTS, 8, 6, sampling)
-    assert_logprobs_are_the_models(policy, rollout, sampling)
-    torch.manual_seed(1)
-    plain = TorchEngine(policy).generate(PROMPTS, 8, 6, sampling)
-    torch.testing.assert_close(rollout.logprobs, plain.logprobs)
-    again = engine.generate(PROMPTS, 8, 6, replace(sampling, temperature=0.9))  # the same function, another number
-    assert_logprobs_are_the_models(policy, again, replace(sampling, temperature=0.9))
 
 
 @torch.no_grad()

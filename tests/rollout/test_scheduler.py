@@ -1,6 +1,7 @@
 """The scheduler, by a device that checks each entry that it reads: every completion ends with its own tokens."""
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -94,15 +95,9 @@ def test_a_known_prefix_is_not_computed_again_within_a_rollout_nor_in_the_next()
     common = ids(2 * BLOCK)
     run(blocks, device, Request([[*common, 1], [*common, 2, 3]], 1, 3, [3, 3]))
     assert device.pieces == [(0, 0, 2 * BLOCK + 1), (1, 2 * BLOCK, 2 * BLOCK + 2)]
-    run(blocks, device, Request([[*common[:BLOCK], 7]], 1, 3, [3]))
-    assert device.pieces == [(0, BLOCK, BLOCK + 1)]
-
-
-def test_after_an_update_of_the_weights_everything_is_computed_again():
-    blocks, device = cache(40)
-    for version in (1, 2, 1):
-        run(blocks, device, Request([ids(9)], 2, 6, [6, 3]), version)
-        assert device.pieces == [(0, 0, 9)]
+    for version, begin in ((0, BLOCK), (1, 0), (1, BLOCK)):  # but for an update of the weights
+        run(blocks, device, Request([[*common[:BLOCK], 7]], 1, 3, [3]), version)
+        assert device.pieces == [(0, begin, BLOCK + 1)]
 
 
 @pytest.mark.parametrize("generations", [1, 3])
@@ -117,12 +112,6 @@ def test_blocks_for_just_one_completion_are_enough(prompt, new, generations):
     assert max(device.live, default=1) == 1 or prompt >= BLOCK
     with pytest.raises(ValueError, match=f"needs {needed} blocks of {BLOCK} tokens, and the cache has {needed - 1}"):
         Scheduler(cache(needed - 1)[0], request.prompts, generations, new, 8)
-
-
-def test_a_completion_that_ends_with_its_first_token_makes_room_at_the_next_step():
-    blocks, device = cache(40)
-    run(blocks, device, Request([ids(5)], 6, 8, [1, 1, 1, 8, 1, 8]), slots=2, every=16)
-    assert device.live == [0, 1, 1, *[2] * 5, 1, 1]  # the fourth from the second step on, the last from the fourth
 
 
 def test_one_that_shares_its_prompt_is_sent_back_and_ends_with_its_tokens():
@@ -159,26 +148,11 @@ def test_no_step_is_done_after_the_longest_that_can_be(every, late):
         assert device.live == [8] * steps
 
 
-def test_a_free_slot_does_not_wait_for_the_longest():
-    blocks, device = cache(100)
-    run(blocks, device, Request([ids(3)], 31, 61, [61, *[3] * 30]), slots=2, every=16)
-    assert device.live[:60] == [2] * 60
-
-
 def test_three_times_as_many_run_as_whole_caches_would_fit():
     """16 blocks are two whole caches of 31 tokens; answers are short but for one."""
     blocks, device = cache(16)
     run(blocks, device, Request([ids(2)], 40, 30, [30, *[3] * 39]), slots=16, every=2)
     assert max(device.live) >= 6
-
-
-def test_who_waits_for_a_slot_takes_no_block_that_those_in_slots_may_need():
-    """Two slots and 9 blocks: two that run have 2 each and may need 2 more, so one of the others has its 2."""
-    blocks, device = cache(9)
-    scheduler = Scheduler(blocks, [ids(1)], 30, 12, 2, 4)
-    device.begin(Request([ids(1)], 30, 12, [12] * 30), 0, 2, scheduler.table_width, 0)
-    plan = scheduler.next_plan()
-    assert plan.limit == len(scheduler.tables) == 3 and blocks.available == 3
 
 
 @pytest.mark.parametrize("new", [9, 24])
@@ -195,3 +169,41 @@ def test_nobody_is_sent_back_where_slots_and_prompts_have_blocks_for_full_length
 def test_a_batch_is_halved():
     assert [halve(256, live) for live in (256, 129, 128, 65, 20, 3, 1)] == [256, 256, 128, 128, 32, 8, 8]
     assert [halve(5, live) for live in (5, 1)] == [5, 5] and halve(9, 1) == 4 < SMALLEST
+
+
+# What it must not do for nothing: no answer would change, so the device cannot notice
+
+
+@pytest.fixture
+def plans(monkeypatch) -> list:
+    """Those of a rollout with blocks for all."""
+    found, next_plan = [], Scheduler.next_plan
+    monkeypatch.setattr(Scheduler, "next_plan", lambda self: found.append(next_plan(self)) or found[-1])
+    lengths = [30, *range(2, 30), 3, 3, 3]
+    run(*cache(400), Request([[1, 2, 3], [4, 5]], 16, 30, lengths), slots=32)
+    return found[:-1]
+
+
+def test_slots_are_sorted_only_when_fewer_are_decoded(plans):
+    sizes = [32, *(plan.size for plan in plans)]
+    assert [plan.compact for plan in plans] == [after < before for before, after in pairwise(sizes)]
+    assert sizes[-1] < sizes[1] == 32
+
+
+def test_a_row_is_sent_only_when_it_has_changed(plans):
+    sent: dict[int, list[int]] = {}
+    for plan in plans:
+        assert all(row != sent.get(completion) for completion, row in plan.rows.items())
+        sent |= plan.rows
+
+
+@pytest.mark.parametrize(
+    ("running", "available", "room"),
+    [(3, 0, True), (4, 8, False), (4, 9, True), (7, 8, False), (7, 9, True), (8, 100, False)],
+)
+def test_a_completion_may_wait_with_blocks_that_none_in_a_slot_needs(running, available, room):
+    """Of four slots, and as many completions ahead of them. Each has one block of the three of its full length."""
+    scheduler = Scheduler(BlockManager(401, block_tokens=4), [[1]] * 40, 1, 9, num_slots=4, steps_between_looks=2)
+    scheduler.tables = {completion: [completion + 1] for completion in range(running)}
+    del scheduler.blocks.free_blocks[available:]
+    assert scheduler._room_ahead() == room

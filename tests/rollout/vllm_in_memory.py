@@ -72,9 +72,7 @@ class SamplingParams:
 class LLM:
     made: list["LLM"] = []  # noqa: RUF012
 
-    def __init__(
-        self, model: str, *, skip_tokenizer_init: bool, dtype: str, kv_cache_memory_bytes: int, seed=0, **more
-    ):
+    def __init__(self, model, *, skip_tokenizer_init, dtype: str, kv_cache_memory_bytes: int, seed=0, **more):
         assert not more.keys() - ENGINE_ARGS.keys()
         self.options = ENGINE_ARGS | more | {"dtype": dtype}
         assert skip_tokenizer_init and self.options["load_format"] == "dummy"  # the folder has neither

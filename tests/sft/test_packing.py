@@ -76,24 +76,6 @@ def test_positions_count_anew_in_each_example():
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_every_neighbour_of_a_pack_may_change_and_its_loss_does_not(policy):
-    one, others = example(5, 9), [example(6, 8, seed) for seed in range(3)]
-    kept = Example(others[0].ids, torch.zeros_like(others[0].learned))
-    losses = []
-    with torch.no_grad():
-        for neighbour in others:
-            silent = Example(neighbour.ids, kept.learned)
-            for row in ([one, silent], [silent, one], [silent, one, silent]):
-                losses.append(summed_loss(policy.model, packed([row]), 4096).item())
-    assert losses == pytest.approx([losses[0]] * 9, rel=1e-5)
-
-
-def test_the_longest_are_placed_first_each_into_the_first_row_with_room():
-    lengths = [3, 7, 5, 2, 4, 6]
-    rows = plan_rows([example(n - 1, 1) for n in lengths], 10)
-    assert [[len(e.ids) for e in row] for row in rows] == [[7, 3], [6, 4], [5, 2]]
-
-
 @given(st.lists(st.integers(2, 30), min_size=1, max_size=40), st.integers(30, 90))
 def test_every_example_is_in_one_row_and_no_row_is_too_wide(lengths, width):
     examples = [example(n - 1, 1, i) for i, n in enumerate(lengths)]
