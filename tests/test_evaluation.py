@@ -12,6 +12,7 @@ from rlcourse.config import make_config
 from rlcourse.evaluation import (
     answer_problems,
     answer_test,
+    evaluate,
     mean_pass_at_k,
     pass_at_k,
     sample,
@@ -20,7 +21,7 @@ from rlcourse.evaluation import (
 )
 from rlcourse.rollout.torch_engine import TorchEngine
 from rlcourse.sampling import GREEDY, Sampling
-from rlcourse.tasks import Answer, MathTask, Problem
+from rlcourse.tasks import Answer, MathTask, Problem, load_task
 from rlcourse.tasks.verify import Readings
 
 WIDTHS = [3, 9, 1, 7, 7, 2, 5]  # tokens of each problem's prompt
@@ -49,14 +50,12 @@ class NumberEngine:
     """Writes n, n + 1, n + 2, ... to problem n, in n + 1 tokens each; the answers to `unfinished` problems are cut."""
 
     def __init__(self, unfinished=()):
-        self.unfinished, self.calls, self.drawn, self.limits, self.cudnn = unfinished, [], [], [], []
+        self.unfinished, self.calls, self.drawn, self.limits = unfinished, [], [], []
 
     def generate(self, prompts, num_generations, max_new_tokens, sampling):
         self.calls.append((len(prompts), sampling))
         self.limits.append((num_generations, max_new_tokens))
         self.drawn.append((torch.rand(3), torch.rand(3, device=DEVICE)))
-        self.cudnn.append(torch.backends.cuda.cudnn_sdp_enabled())
-        self.prompts = prompts
         numbers = [prompt[0] for prompt in prompts]
         rows = [(p, [p[0] + g] * (p[0] + 1)) for p in prompts for g in range(num_generations)]
         return rollout_of(rows, finished=[n not in self.unfinished for n in numbers for _ in range(num_generations)])
@@ -167,25 +166,8 @@ def test_the_test_evaluation_takes_the_problems_and_samples_that_were_asked_for(
     assert result["samples"][2] == {"question": PROBLEMS[2].question, "gold": "2", "text": "#### 2", "right": True}
 
 
-def test_what_is_loaded_and_how_it_is_sampled_is_what_the_config_says(policy, monkeypatch):
-    made, engine = [], NumberEngine()
-
-    def load_policy(name, device):
-        made.append((name, device.type))
-        return NumberPolicy()
-
-    def make_engine(_, *arguments, cache_gb=0.0):
-        made.append((*arguments, cache_gb))
-        return engine
-
-    monkeypatch.setattr(evaluation, "load_policy", load_policy)
-    monkeypatch.setattr(evaluation, "make_engine", make_engine)
-    monkeypatch.setattr(evaluation, "task_of", lambda config: made.append(config.task) or TASK)
-    monkeypatch.setattr("rlcourse.evaluation.find_device", lambda config: torch.device("cpu"))
-    settings = {"engine": "fast", "cache_gb": 2.0, "compile": True, "temperature": 0.5}
-    config = make_config(model="a", eval_problems=2, **settings)
-    for greedy in (True, False):
-        assert [a.problem for a in sample(config, 3, greedy)] == PROBLEMS[:3]
-    assert engine.calls == [(3, GREEDY), (3, Sampling(0.5))]
-    assert made[:3] == [("a", "cpu"), ("fast", torch.float32, True, 2.0), "minigsm"]
-    assert evaluation.evaluate(config)["problems"] == 2
+def test_the_model_and_the_task_of_the_config_are_evaluated_and_sampled():
+    config = make_config(eval_problems=3, pass_k=0, engine="hf-dynamic", device="cpu", max_new_tokens=20)
+    problems, answers = load_task("minigsm").test[:2], sample(config, 2, True)
+    assert [answer.problem for answer in answers] == problems
+    assert [answer.text for answer in answers] == [s["text"] for s in evaluate(config)["samples"][:2]]

@@ -74,19 +74,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(path, monk
     assert path.read_text() == "old" and list(path.parent.iterdir()) == [path]
 
 
-def test_what_a_link_leads_to_is_written_and_the_link_stays(path):
-    path.write_text("old")
-    link = path.with_name("link")
-    link.symlink_to(path)
-    write_text(link, "new")
-    assert link.is_symlink() and path.read_text() == "new"
-
-
-def test_what_is_no_regular_file_is_not_read():
-    with pytest.raises(ValueError, match=rf"^{os.devnull} is not a regular file: start a new run\.$"):
-        read_json(files.Path(os.devnull), "start a new run")
-
-
 def test_a_new_folder_is_there_as_a_whole_or_not_at_all(tmp_path):
     final, left = tmp_path / "model", tmp_path / "model.writing"
     left.mkdir()

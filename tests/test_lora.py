@@ -11,9 +11,8 @@ from peft import PeftModel
 from policies import DEVICE, logprobs_alone, rollout_of
 from transformers import AutoModelForCausalLM
 
-from rlcourse import learner as learner_module
 from rlcourse import lora as module
-from rlcourse.adapters import base_of, load_adapter, save_adapter
+from rlcourse.adapters import base_of
 from rlcourse.config import make_config
 from rlcourse.exact.weights import FusedWeights
 from rlcourse.learner import Learner
@@ -73,15 +72,6 @@ def test_peft_and_transformers_load_the_saved_adapter(policy, folder, model_fold
     assert not is_adapter(folder)  # but a model, beside which an adapter lies
 
 
-def test_the_loaded_adapter_is_the_saved_one_to_the_last_bit_and_learns(policy, folder, model_folder):
-    other = load_policy(model_folder, DEVICE)
-    load_adapter(other.model, folder)
-    for (name, ours), theirs in zip(other.model.named_parameters(), policy.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs) and ours.requires_grad == (".lora_" in name), name
-    save_adapter(other.model, folder)
-    assert base_of(folder) == model_folder
-
-
 def test_the_gradients_of_a_and_b_follow_from_that_of_the_merged_matrix(policy):
     """L(W + s B A): dL/dA = s B^T G and dL/dB = s G A^T, where G is the gradient of the merged matrix."""
     config = make_config(lora_rank=3, warmup_steps=0)
@@ -97,16 +87,6 @@ def test_the_gradients_of_a_and_b_follow_from_that_of_the_merged_matrix(policy):
             torch.testing.assert_close(a.grad.double(), 4 * b.double().T @ gradient, rtol=1e-3, atol=1e-3)
             torch.testing.assert_close(b.grad.double(), 4 * gradient @ a.double().T, rtol=1e-3, atol=1e-3)
     assert all(p.grad is None for p in module.base_parameters(policy.model))
-
-
-def test_an_update_changes_the_adapter_and_no_bit_of_the_base(policy):
-    before = {name: p.clone() for name, p in policy.model.named_parameters()}
-    one = Learner(policy, make_config(lora_rank=3, warmup_steps=0))
-    assert sum(len(group["params"]) for group in one.optimizer.param_groups) == 28  # for no others there are moments
-    one.logprobs_and_values(ROLLOUT)[0].sum().backward()
-    update(one.optimizer, one.config, 0)
-    for name, parameter in policy.model.named_parameters():
-        assert torch.equal(parameter, before[name]) == (".lora_" not in name), name
 
 
 def test_the_reference_is_the_base_below_the_adapter(policy, model_folder):
@@ -179,14 +159,6 @@ def test_one_merged_matrix_stands_in_memory_at_a_time(policy, monkeypatch):
     monkeypatch.setattr(module, "_merged_weight", counted)
     FusedWeights(policy.model, torch.bfloat16)
     assert len(most) == 14 and max(most) <= 2  # that which is being replaced included
-
-
-def test_the_exact_pass_is_of_the_adapted_model_and_not_of_its_base(policy, monkeypatch):
-    config = make_config(lora_rank=3, dtype="bfloat16")
-    monkeypatch.setattr(learner_module, "may_be_exact", lambda device: True)
-    monkeypatch.setattr(learner_module, "is_exact", lambda weights: True)
-    assert learner_module.model_pass(policy.model, config).exact
-    assert not learner_module.model_pass(policy.model, config, as_base=True).exact
 
 
 @pytest.mark.parametrize("targets", ["q_proj,q", "lm_head", "embed_tokens", ""])

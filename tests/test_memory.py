@@ -10,13 +10,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlcourse import memory
 from rlcourse.config import make_config
-from rlcourse.logprobs import chunked_logprobs
 from rlcourse.measure.records import load_record
 from rlcourse.measure.shapes import QWEN25, ModelShape, model_shape, parameters
 from rlcourse.memory import activation_bytes, estimate, exact_activation_bytes
-from rlcourse.sampling import Sampling
 
-TINY = ModelShape(2, 32, 4, 2, 8, 96, 160, tied=True)
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 EXACT = "one set of numbers"  # a variant of the record
 TOGETHER = 112  # rows of the largest micro-batch there
@@ -117,20 +114,6 @@ def test_activations_of_a_layer_are_what_autograd_really_saves(dtype, checkpoint
     assert activation_bytes(deep, *run) - activation_bytes(shallow, *run) == pytest.approx(real, rel=0.01)
 
 
-def test_logit_copies_are_what_a_chunk_really_takes():
-    vocabulary, chunk = 4000, 64
-    hidden, head = torch.randn(2 * chunk, 8, requires_grad=True), torch.randn(vocabulary, 8, requires_grad=True)
-    targets = torch.randint(0, vocabulary, (2 * chunk,))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        chunked_logprobs(hidden, head, targets, Sampling(), chunk).sum().backward()
-    copy, now, peak = chunk * vocabulary * 4, 0, 0
-    for event in profile.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            peak = max(peak, now)
-    assert peak / copy == pytest.approx(memory.LOGIT_COPIES, abs=0.5)
-
-
 @pytest.mark.parametrize(("rows", "tokens"), [(16, TOGETHER * 264), (256, TOGETHER * 264), (256, 10**6)])
 def test_the_exact_pass_needs_what_a_gpu_has_measured(rows, tokens):
     """The record's rows answer with 256 tokens to a prompt of 40 that eight of them share, and not more than `TOGETHER`
@@ -146,18 +129,6 @@ def test_the_exact_pass_needs_what_a_gpu_has_measured(rows, tokens):
         assert held == pytest.approx(peak, rel=0.15)
     else:
         assert (held > 1.5 * peak) == (rows == 256)
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_exact_pass_needs_what_a_gpu_has_measured_with_checkpointing_too(checkpointing):
-    """Of the record's tokens a prompt's count once for its eight answers."""
-    for row in load_record("update", "nvidia-h200")["results"]:
-        sizes = {"num_prompts": row["rows"] // 8, "max_prompt_tokens": round((row["tokens"] / row["rows"] - 256) / 8)}
-        sizes |= {"max_new_tokens": 256, "eval_problems": 1, "num_generations": 8, "micro_batch_tokens": 10**6}
-        config = make_config("h200", **sizes, gradient_checkpointing=checkpointing)
-        found = estimate(config, QWEN25["Qwen/Qwen2.5-0.5B"], "cuda", exact=True)
-        peak = row["checkpointed_peak_memory_bytes" if checkpointing else "peak_memory_bytes"] + memory.LIBRARIES
-        assert found.peak == pytest.approx(peak, rel=0.15)
 
 
 def test_activations_of_the_exact_pass_are_what_a_layer_keeps():

@@ -43,15 +43,6 @@ def test_prompts_are_those_of_the_chat_template_with_the_examples_as_earlier_tur
     assert prompts_of(task, task.test, policy) == expected
 
 
-def test_texts_are_those_that_the_tokenizer_decodes(policy):
-    ids = torch.randint(len(policy.tokenizer), (16, 40), generator=torch.Generator().manual_seed(0))
-    mask = torch.arange(40) < torch.arange(1, 17)[:, None]
-    expected = [
-        policy.tokenizer.decode(row[keep], skip_special_tokens=True) for row, keep in zip(ids, mask, strict=True)
-    ]
-    assert policy.texts(ids, mask) == expected
-
-
 def test_sampled_log_probs_are_those_of_the_models_own_logits(policy, task):
     engine = make_engine(policy, "fast", torch.float32)
     prompts = prompts_of(task, task.test[:2], policy)

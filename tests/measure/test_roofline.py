@@ -7,7 +7,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
 from rlcourse.measure import roofline
-from rlcourse.measure.roofline import Machine, Work
 from rlcourse.measure.shapes import ModelShape
 
 LARGER = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3}
@@ -63,11 +62,3 @@ def test_operations_of_an_update_are_those_that_torch_counts_but_for_half_of_att
     assert work.total_flops + work.flops["attention"] == pytest.approx(found, rel=0.03)
     again = roofline.update(shape, 4, 24, 24, checkpointing=True)
     assert again.flops["layers"] == work.flops["layers"] * 4 / 3 and again.flops["head"] == work.flops["head"]
-
-
-def test_the_floor_is_whichever_takes_longer():
-    machine = Machine("x", "bfloat16", bytes_per_s=100.0, flops_per_s=1000.0)
-    assert machine.ridge == 10
-    assert machine.floor_seconds(Work({"a": 50, "b": 150}, {"a": 1000})) == 2.0
-    assert machine.floor_seconds(Work({"a": 50, "b": 150}, {"a": 4000, "b": 1000})) == 5.0
-    assert Work({"a": 50, "b": 150}, {"a": 1000}).intensity == 5.0

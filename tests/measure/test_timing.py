@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from rlcourse.measure.timing import PhaseTimer, measure, median_and_spread, median_seconds, seconds
+from rlcourse.measure.timing import PhaseTimer, measure, median_seconds, seconds
 
 CPU = torch.device("cpu")
 
@@ -28,11 +28,6 @@ def test_seconds_are_those_of_the_calls_after_the_first(clock):
     assert seconds(run, CPU) == 2.5
     values = iter(range(10))
     assert measure(lambda: next(values), repeats=3, warmup=2) == [2, 3, 4]
-
-
-def test_the_spread_is_the_interquartile_range_as_a_share_of_the_median():
-    assert median_and_spread([1.0, 2.0, 3.0, 4.0, 5.0]) == (3.0, 2.0 / 3.0)
-    assert median_and_spread([4.0, 2.0]) == (3.0, 0.0)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tools.architectures import kinds, page, verdict
+from tools.architectures import kinds, verdict
 
 FEW = {"llama": "right", "gemma2": "right", "bart": "refused"}
 
@@ -20,10 +20,3 @@ def test_every_architecture_is_right_or_refused(kind):
     what, why = verdict(kind)
     assert what != "wrong", why
     assert "\n" not in why
-
-
-def test_the_page_has_every_architecture_with_its_reason():
-    text = page(
-        {"llama": ("right", ""), "bart": ("refused", "X (the type bart looks ahead): Y."), "b": ("not tried", "")}
-    )
-    assert "1 right, 1 refused, 1 not tried" in text and "Looks ahead: `bart`." in text and "`llama`." in text

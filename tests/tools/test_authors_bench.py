@@ -7,7 +7,7 @@ from rlcourse.bench import Options, models
 from rlcourse.bench.results import Results
 from rlcourse.config import make_config
 from rlcourse.tasks import load_task
-from tools.bench import learn, numerics, scale, speed, trace
+from tools.bench import numerics, scale, speed
 from tools.bench.__main__ import BENCHMARKS, measured
 
 TINY = {"num_prompts": 2, "num_generations": 3, "max_new_tokens": 8}
@@ -58,39 +58,3 @@ def test_two_processes_are_measured(tmp_path):
     row = scale._on_ranks(2, given)
     assert row["rows"] == 16 and row["tokens_per_s"] == pytest.approx(16 * 4 / row["step_s"])
     assert row["allreduce_s"] > 0
-
-
-@pytest.mark.thorough
-def test_learn_trains_every_combination_and_says_what_failed(monkeypatch):
-    combinations = [
-        {"algorithm": "gspo", "dtype": "float32", "compile": False, "engine": "fast", "minibatches": 1},
-        {"algorithm": "dr_grpo", "dtype": "float32", "compile": False, "engine": "fast", "seed": 1},
-        {"algorithm": "dr_grpo", "dtype": "float32", "compile": False, "engine": "fast", "top_p": 2.0},
-    ]
-    monkeypatch.setattr(learn, "combinations", lambda on_gpu: combinations)
-    small = {"num_prompts": 4, "max_new_tokens": 40, "eval_validation": 2}
-    one_run = learn.one_run
-    monkeypatch.setattr(learn, "one_run", lambda settings: one_run(small | settings))
-    setup, rows = learn.learn(make_config(steps=2, eval_problems=4))
-    assert rows[0]["variant"] == "gspo, fast, float32, minibatches 1" and setup["steps"] == 2
-    for row in rows[:2]:
-        assert 0 <= row["accuracy_after"] <= 1 and row["mismatch_max"] < 1e-4 and row["clip_fraction"] == 0
-    assert rows[2]["error"] == "ValueError: top_p must be above 0 and at most 1, not 2.0." and "seconds" not in rows[2]
-
-
-def test_a_traced_step_adds_up():
-    """Steps of 100 µs, each with a product of 30, attention of 20, and a launch of 5 a step earlier."""
-    events = []
-    for i in range(trace.STEPS):
-        for name, after, us in (("matmul", 0, 30), ("attention", 40, 20)):
-            event = {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": 1000 + 100 * i + after}
-            events.append(event | {"dur": us, "args": {"correlation": i}})
-        launch = {"cat": "cuda_runtime", "name": "cudaGraphLaunch", "pid": 1, "tid": 1, "args": {"correlation": i}}
-        events.append({"ph": "X", "ts": 900 + 100 * i, "dur": 5} | launch)
-    rows, kept = trace.one_engine(events, ms_per_step=0.08)
-    assert rows[0]["profiled_ms"] == pytest.approx(0.1) and rows[0]["busy_us"] == 50
-    assert rows[0]["launches_a_step"] == 1 and rows[0]["launch_us"] == 5
-    assert [(row["part"], row["us_a_step"]) for row in rows[1:]] == [
-        ("matmul", pytest.approx(30)), ("attention", pytest.approx(20)), ("no kernel", pytest.approx(30)),
-    ]  # fmt: skip
-    assert sum(event["name"] == "matmul" for event in kept if event["ts"] >= 100) == trace.KEPT

@@ -13,7 +13,6 @@ from rlcourse.paths import data_folder
 from rlcourse.policy import load_policy
 from tools.lessons import (
     curves,
-    lesson00,
     lesson02,
     lesson03,
     lesson04,
@@ -63,20 +62,13 @@ def test_a_run_leaves_what_its_record_holds(monkeypatch, tmp_path):
 
 
 def test_what_the_readme_says_of_the_gain():
-    """Choice comes first and brings most, about half; the rest is less garbage and better numbers."""
-    record = load_curve("lesson00_gain")
-    found = gain.summary(record)
+    """Choice brings most, about half; the rest is less garbage and better numbers."""
+    found = gain.summary(load_curve("lesson00_gain"))
     whole = found["accuracy"]["points"]
     assert 0.4 * whole < found["choice"]["points"] < 0.6 * whole
     assert found["clean"]["points"] + found["arithmetic"]["points"] > 0.4 * whole
     assert found["choice"]["points"] > max(found["clean"]["points"], found["arithmetic"]["points"])
     assert sum(found[name]["points"] for name in (*gain.FACTORS, "luck")) == pytest.approx(whole)
-    for seed in record["results"]:
-        start, *_, end = evals = [e["counts"] for e in seed["evals"]]
-        half = evals[lesson00.STEPS.index(20)]
-        done = {n: (gain.factors(half)[n] - gain.factors(start)[n]) for n in gain.FACTORS}
-        all_of_it = {n: (gain.factors(end)[n] - gain.factors(start)[n]) for n in gain.FACTORS}
-        assert done["choice"] > 0.8 * all_of_it["choice"] and done["clean"] < 0.7 * all_of_it["clean"]
 
 
 def test_curves_are_drawn_in_percent(tmp_path):
