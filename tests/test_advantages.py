@@ -46,12 +46,6 @@ def right_padded(lengths, length):
 LENGTHS = [5, 1, 0, 3]  # full, one token, empty, padded
 
 
-def test_token_rewards_stand_on_the_last_real_token():
-    expected = torch.zeros(4, 5)
-    expected[0, 4], expected[1, 0], expected[3, 2] = 1.0, 2.0, 4.0
-    assert adv.token_rewards(torch.tensor([1.0, 2.0, 3.0, 4.0]), right_padded(LENGTHS, 5)).equal(expected)
-
-
 @pytest.mark.parametrize("gamma, gae_lambda", [(1.0, 0.95), (0.9, 0.8), (1.0, 1.0), (0.99, 0.0)])
 def test_gae_is_the_discounted_sum_of_temporal_differences(gamma, gae_lambda):
     generator = torch.Generator().manual_seed(0)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,23 @@ def test_every_import_is_a_declared_dependency():
     third_party = imported.keys() - set(PACKAGES) - OPTIONAL - NOTEBOOKS
     undeclared = {name: imported[name] for name in third_party - bounds(project()["dependencies"]).keys()}
     assert third_party and not undeclared
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Within functions and for types alone, too."""
+    names = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in MODULES}
+    graph = {}
+    for name, path in names.items():
+        found = graph.setdefault(name, set())
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, "imports are absolute"
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= inner if inner <= names.keys() else inner | {node.module}
+    graph = {name: found & names.keys() - {name} for name, found in graph.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names them
 
 
 def test_the_ptx_interpreter_needs_nothing_but_numpy():

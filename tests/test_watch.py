@@ -145,27 +145,23 @@ def test_a_healthy_run_warns_of_nothing_and_counts_its_steps():
     assert summary()["warnings"] == {} and set(summary()["seconds"]) == {"starting", "evaluation", "steps", "saving"}
 
 
-def test_groups_that_mostly_agree_are_named():
-    step = {"groups_without_signal": 0.97, "truncated": 0.0, "grad_norm": 1.0, "lr": 1e-6, "length": 9, "entropy": 1.0}
-    step |= {"mismatch_mean": 0.0}
-    config = make_config(num_prompts=32)
-    found = [
-        set(
-            watch.after_step([step | {"reward": 0.1, "groups_without_signal": share}] * 3, [answer("7")], [0.0], config)
-        )
-        for share in (0.97, 0.72)
-    ]
-    assert found == [{"little_signal"}, set()]
+STEP = {"groups_without_signal": 0.5, "truncated": 0.0, "grad_norm": 1.0, "lr": 1e-6, "reward": 0.1, "length": 9}
+STEP |= {"entropy": 1.0, "mismatch_mean": 0.0, "mismatch_max": 6.6}
 
 
 @pytest.mark.parametrize(
-    ("mean", "correction", "kinds"), [(0.03, "off", {"mismatch"}), (0.03, "token", set()), (0.007, "off", set())]
+    ("metrics", "correction", "kinds"),
+    [
+        ({"groups_without_signal": 0.97}, "off", {"little_signal"}),
+        ({"groups_without_signal": 0.72}, "off", set()),
+        ({"mismatch_mean": 0.03}, "off", {"mismatch"}),
+        ({"mismatch_mean": 0.03}, "token", set()),  # it is corrected for
+        ({"mismatch_mean": 0.007}, "off", set()),
+    ],
 )
-def test_a_sampler_that_is_another_policy_is_named_unless_it_is_corrected_for(mean, correction, kinds):
-    step = {"groups_without_signal": 0.5, "truncated": 0.0, "grad_norm": 1.0, "lr": 1e-6, "reward": 0.1}
-    step |= {"mismatch_mean": mean, "mismatch_max": 6.6, "length": 9, "entropy": 1.0}
-    config = make_config(sampler_correction=correction)
-    assert set(watch.after_step([step] * 3, [answer("7")], [0.0], config)) == kinds
+def test_groups_that_mostly_agree_and_a_sampler_that_is_another_policy_are_named(metrics, correction, kinds):
+    config = make_config(num_prompts=32, sampler_correction=correction)
+    assert set(watch.after_step([STEP | metrics] * 3, [answer("7")], [0.0], config)) == kinds
 
 
 def answer(text: str, right: bool = False) -> Answer:
@@ -182,8 +178,7 @@ def answer(text: str, right: bool = False) -> Answer:
     ],
 )
 def test_a_collapse_is_answers_that_shrink_or_stop_varying_while_the_reward_rises(length, entropy, reward, kinds):
-    begin = {"length": 120, "entropy": 0.4, "reward": 0.02, "groups_without_signal": 0.5, "truncated": 0.0}
-    begin |= {"grad_norm": 1.0, "lr": 1e-6, "mismatch_mean": 0.0}
+    begin = STEP | {"length": 120, "entropy": 0.4, "reward": 0.02}
     steps = [begin] * 5 + [begin | {"length": length, "entropy": entropy, "reward": reward}] * 3
     found = watch.after_step(steps, [answer("#### 104")] * 8, [0.2, 0.0] * 4, make_config())
     assert set(found) == kinds
