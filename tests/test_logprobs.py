@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from rlcourse import logprobs as module
 from rlcourse.logprobs import chunked_logprobs, token_logprobs
-from rlcourse.sampling import Sampling, sampling_logits
+from rlcourse.sampling import Sampling
 
 SAMPLINGS = [Sampling(), Sampling(0.7), Sampling(top_k=5), Sampling(top_p=0.8), Sampling(1.3, top_k=7, top_p=0.9)]
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15], [16], [17, 18]]
@@ -94,29 +94,6 @@ def test_a_batch_without_a_single_token_can_be_trained_on(model):
     assert logprobs.eq(0).all() and hidden.shape == (2, T, 32)
     logprobs.sum().backward()
     assert all(p.grad is None or p.grad.eq(0).all() for p in policy.parameters())
-
-
-def plain_logprobs(hidden, head, targets, sampling):
-    """The same with all logits at once."""
-    logprobs = sampling_logits(hidden @ head.T, sampling, keep=targets).log_softmax(-1)
-    return logprobs.gather(-1, targets[:, None])[:, 0]
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-@pytest.mark.parametrize("n", [0, 1, 4, 11])
-def test_chunks_change_neither_values_nor_gradients(n, sampling):
-    generator = torch.Generator().manual_seed(n)
-    hidden, weights = torch.randn(n, 16, generator=generator), torch.randn(n, generator=generator)
-    head, targets = torch.randn(50, 16, generator=generator), torch.randint(50, (n,), generator=generator)
-    results = []
-    for function, chunk in [(plain_logprobs, ()), (chunked_logprobs, (4,)), (chunked_logprobs, (1000,))]:
-        h, w = hidden.clone().requires_grad_(), head.clone().requires_grad_()
-        logprobs = function(h, w, targets, sampling, *chunk)
-        (logprobs * weights).sum().backward()
-        results.append((logprobs, h.grad, w.grad))
-    for result in results[1:]:
-        torch.testing.assert_close(result, results[0], rtol=0, atol=1e-5)
-        assert result[0].shape == (n,)
 
 
 def test_a_token_outside_the_set_by_rounding_still_has_a_finite_log_prob():

@@ -4,13 +4,12 @@ cut them."""
 import itertools
 from types import SimpleNamespace
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from policies import DEVICE, rollout_of
 
-from rlcourse.batch import Batch, batches_of, micro_batches, plan_minibatches, rows_that_train, rows_together
+from rlcourse.batch import Batch, batches_of, micro_batches, rows_that_train, rows_together
 from rlcourse.config import make_config
 from rlcourse.distributed.world import World
 
@@ -68,12 +67,6 @@ def test_every_row_is_in_one_micro_batch_of_one_rank(lengths, most_tokens, ranks
         assert [p.tolist() for p in micro_batches(*tensors, most_tokens)] == shares[0]
 
 
-def test_rows_of_one_length_stay_in_their_order():
-    rows, lengths = torch.tensor([4, 0, 3, 1]), torch.tensor([5, 5, 1, 5, 2])
-    assert [piece.tolist() for piece in micro_batches(rows, lengths, 10)] == [[4, 0], [3, 1]]
-    assert micro_batches(rows[:0], lengths, 10) == ()
-
-
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=12), BUDGETS, st.randoms())
 def test_a_packed_pass_gets_answers_to_one_prompt_together_and_pays_for_the_prompt_once(lengths, most_tokens, random):
     group = random.randint(1, 4)
@@ -103,35 +96,6 @@ def binary_batch() -> Batch:
     rollout = rollout_of([([3] * (9 - i), [7] * 2**i) for i in range(7)])
     advantages = torch.tensor([[1.0], [0.0]], device=DEVICE).repeat(4, 1)[:7] * rollout.completion_mask
     return Batch(rollout, advantages, rollout.completion_mask)
-
-
-@pytest.mark.parametrize(("minibatches", "micro_batch_tokens"), [(1, 60), (3, 1), (3, 10_000)])
-def test_a_share_counts_the_whole_minibatch_of_which_only_rows_that_train_are_computed(minibatches, micro_batch_tokens):
-    batch = binary_batch()
-    config = make_config(
-        minibatches=minibatches, inner_epochs=4, micro_batch_tokens=micro_batch_tokens, max_new_tokens=99, num_prompts=7
-    )
-    torch.manual_seed(0)
-    plan = plan_minibatches(batch, config)
-    assert len(plan) == 4 * minibatches
-    splits = set()
-    for epoch in range(4):
-        found = []
-        for minibatch in plan[epoch * minibatches :][:minibatches]:
-            rows = [i for i in range(7) if minibatch.counts["tokens"] >> i & 1]
-            assert minibatch.counts == {"rows": len(rows), "tokens": sum(2**i for i in rows), "max_new_tokens": 99}
-            assert abs(len(rows) - 7 / minibatches) < 1
-            computed = [piece.tolist() for piece in minibatch.micro_batches]
-            flat = [i for piece in computed for i in piece]
-            assert sorted(flat) == [i for i in rows if i % 2 == 0]
-            lengths = [int(batch.rollout.prompt_lengths[i]) + 2**i for i in flat]
-            assert lengths == sorted(lengths)  # rows of like length together
-            assert [len(piece) for piece in computed] == rows_together(lengths, micro_batch_tokens)
-            found += rows
-            splits.add((epoch, tuple(sorted(rows))))
-        assert sorted(found) == list(range(7))
-    if minibatches > 1:
-        assert len({rows for _, rows in splits}) > minibatches  # every epoch is cut up anew
 
 
 def test_the_rows_that_train_are_those_with_a_gradient():

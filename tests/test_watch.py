@@ -54,7 +54,7 @@ def words(data_dir):  # what the model writes is right, in a form that the stric
             return super().verify(text.replace("####", "so"), gold)
     return Words("words", "", base.train, base.validation, base.test)
 """
-SMALL = "--num-prompts 2 --num-generations 4 --eval-problems 20 --pass-k 4 --eval-every 0 "
+SMALL = "--num-prompts 2 --num-generations 4 --eval-problems 12 --pass-k 4 --eval-every 0 "
 SMALL += "--max-new-tokens 40"
 
 
@@ -140,8 +140,8 @@ def test_a_learning_rate_of_zero_is_named():
 
 
 def test_a_healthy_run_warns_of_nothing_and_counts_its_steps():
-    result, warnings = train("--num-prompts 8", steps=6)
-    assert result.exit_code == 0 and not warnings and "changed in all 6 steps" in result.output
+    result, warnings = train("--num-prompts 8", steps=4)
+    assert result.exit_code == 0 and not warnings and "changed in all 4 steps" in result.output
     assert summary()["warnings"] == {} and set(summary()["seconds"]) == {"starting", "evaluation", "steps", "saving"}
 
 

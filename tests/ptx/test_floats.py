@@ -157,15 +157,6 @@ def test_pairs_are_two_halves_side_by_side(name, kind):
     assert (double.view(np.uint16) == single.view(np.uint16)).all()
 
 
-def test_mixed_arithmetic_adds_to_a_float32():
-    """As for Blackwell."""
-    a, b, c = bf16(finite(200)), bf16(finite(200)), finite(200)
-    found = calculate("fma.rn.f32.bf16 %d, %a, %b, %c;", np.float32, a=a, b=b, c=c)
-    same(found, [rounded(x, 24, -149) for x in exact_fma(from_bf16(a), from_bf16(b), c)])
-    found = calculate("sub.rn.f32.bf16 %d, %a, %c;", np.float32, a=a, c=c)
-    same(found, [rounded(x, 24, -149) for x in exact_fma(from_bf16(a), np.ones(200), -c)])
-
-
 @pytest.mark.parametrize(("kind", "dtype"), [("bf16", torch.bfloat16), ("f16", torch.float16)])
 def test_conversions_between_floats_agree_with_pytorch(kind, dtype):
     a = numbers()

@@ -62,12 +62,6 @@ def test_nothing_right_is_refused_and_nothing_written(tmp_path):
     assert not (tmp_path / "right.jsonl").exists()
 
 
-def test_the_answer_is_the_last_one_and_the_question_stands_before_it():
-    messages = [{"role": role, "content": text} for role, text in [("user", "a?"), ("assistant", "x"), ("user", "b?")]]
-    problems = [problem("b?", ""), problem("a?", "")]
-    assert trace_of(messages, problems) == (problems[1], "x")
-
-
 def test_the_question_that_is_asked_counts_and_none_of_an_example():
     long, short = problem("How many apples has Tom, who buys 12?", "12"), problem("How many has Ann?", "7")
     known = [long, short, sum_ := problem("1+1?", "2")]
@@ -97,13 +91,3 @@ def test_the_command_filters_programs_of_the_tile_language(tmp_path):
     done = CliRunner().invoke(cli.app, arguments)
     assert done.exit_code == 0 and "1 of 2 are right and kept; left out: " in done.output
     assert [json.loads(text) for text in (tmp_path / "right.jsonl").read_text().splitlines()] == records[:1]
-
-
-def test_a_tasks_own_file_is_no_output(tmp_path):
-    """Of a folder that --task names."""
-    own = tmp_path / "train.jsonl"
-    written(tmp_path / "all.jsonl", [line("1+1?", "2")])
-    own.write_text("problems\n")
-    arguments = ["filter", str(tmp_path / "all.jsonl"), "--task", f"gsm8k@{tmp_path}", "--output", str(own)]
-    done = CliRunner().invoke(cli.app, arguments)
-    assert done.exit_code == 2 and "would overwrite" in done.output and own.read_text() == "problems\n"

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from rlcourse.bench import Options, models
+from rlcourse.bench import Options
 from rlcourse.bench.results import Results
 from rlcourse.config import make_config
-from rlcourse.tasks import load_task
-from tools.bench import numerics, scale, speed
+from tools.bench import numerics, speed
 from tools.bench.__main__ import BENCHMARKS, measured
 
 TINY = {"num_prompts": 2, "num_generations": 3, "max_new_tokens": 8}
@@ -49,12 +48,3 @@ def test_an_update_is_timed_beside_its_floor():
     _, [row] = speed.update("tiny", [8], new_tokens=6, repeats=2)
     assert row["rows"] == 8 and row["tokens"] % 8 == 0 and row["tokens"] > 8 * 6
     assert 0 < row["floor_s"] < row["update_s"] and 0 < row["tflops"] < row["peak_tflops"]
-
-
-@pytest.mark.thorough
-def test_two_processes_are_measured(tmp_path):
-    models.write_random_model("tiny", load_task("minigsm"), tmp_path / "model")
-    given = {"folder": str(tmp_path), "task": "minigsm", "new_tokens": 4, "repeats": 1, "rows": 16}
-    row = scale._on_ranks(2, given)
-    assert row["rows"] == 16 and row["tokens_per_s"] == pytest.approx(16 * 4 / row["step_s"])
-    assert row["allreduce_s"] > 0
