@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rlcourse.cli_shared import App, parse_rows, takes_settings, within
+from rlcourse.cli_shared import App, takes_settings, within
 from rlcourse.files import try_empty_folder, try_file
 from rlcourse.settings import COUNT, MEMORY_GB, SEED, Range
 from rlcourse.sft.config import SFTConfig, make_config
@@ -89,33 +89,6 @@ def publish(
     from rlcourse.publish import publish
 
     print(publish(runs, to, hub))
-
-
-@app.command(epilog="Example: rlcourse bench decode --shape embedded --rows 16")
-def bench(
-    what: Annotated[str, typer.Argument(help="decode or step.")],
-    shape: Annotated[str, typer.Option("--shape", help="The model's shape; decode: embedded, too.")] = "qwen2.5-0.5b",
-    rows: Annotated[str, typer.Option("--rows", help="Rows per batch.")] = "16,64",
-    prompt_tokens: Annotated[
-        int, typer.Option("--prompt-tokens", help="decode: tokens per prompt.", callback=within(COUNT))
-    ] = 128,
-    new_tokens: Annotated[
-        int, typer.Option("--new-tokens", help="Tokens per answer.", callback=within(Range(2, 10**9)))
-    ] = 256,
-    lengths: Annotated[
-        str, typer.Option("--lengths", help="decode: answers of equal length, or skewed (median 120).")
-    ] = "equal",
-    repeats: Annotated[int, typer.Option("--repeats", help="Timed repetitions.", callback=within(COUNT))] = 5,
-):
-    """Measure how fast this machine decodes and trains.
-
-    `decode` times every way to decode, from `generate` to our kernels; `step` times a whole training step. Weights are
-    random.
-    """
-    from rlcourse.bench import Options, run_bench
-
-    options = Options(shape, tuple(parse_rows(rows)), prompt_tokens, new_tokens, lengths, repeats)
-    run_bench(what, options)
 
 
 @app.command(epilog="Example: rlcourse speedrun speedrun/dr_grpo.py")

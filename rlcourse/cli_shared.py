@@ -81,14 +81,6 @@ def within(numbers: Range) -> Callable:
     return check
 
 
-def parse_rows(text: str) -> list[int]:
-    """The numbers of `--rows`. Raises ValueError unless each is a multiple of the group of 8."""
-    numbers = [int(part) if re.fullmatch(r"\s*[0-9]{1,6}\s*", part) else 0 for part in text.split(",")]
-    if any(number < 8 or number % 8 for number in numbers):
-        raise ValueError(f"--rows takes multiples of 8, the group, set apart by commas, not {text[:80]!r}.")
-    return numbers
-
-
 @contextmanager
 def user_errors() -> Iterator[None]:
     """Turn an error into one red sentence and an exit code: 2 for wrong input, 128 plus the number after a signal (130

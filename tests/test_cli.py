@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from rlcourse import bench, cli, doctor, evaluation, memory, merge
+from rlcourse import cli, doctor, evaluation, memory, merge
 from rlcourse import train as trainer
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.measure.shapes import model_shape
@@ -175,14 +175,6 @@ def test_merge_names_the_adapter(monkeypatch, tmp_path):
     done = invoke("merge", "runs/x", "--output", str(tmp_path / "new"))
     assert calls == [(Path("runs/x"), tmp_path / "new")]
     assert "the/adapter is merged into its base" in done.output and f"eval --model {tmp_path / 'new'}" in done.output
-
-
-def test_bench_passes_its_options_on(monkeypatch):
-    calls = []
-    monkeypatch.setattr(bench, "run_bench", lambda *call: calls.append(call))
-    done = invoke("bench", "step", "--shape", "tiny", "--rows", "8, 24", "--repeats", "2")
-    assert done.exit_code == 0, done.output
-    assert calls == [("step", bench.Options(shape="tiny", rows=(8, 24), repeats=2))]
 
 
 def test_doctor_survives_an_install_without_torch():

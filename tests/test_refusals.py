@@ -15,12 +15,9 @@ from typer.testing import CliRunner
 
 from rlcourse import cli, evaluation
 from rlcourse import train as trainer
-from rlcourse.bench import decode, models, step
-from rlcourse.bench.options import POSITIONS, Options
 from rlcourse.config import make_config
 from rlcourse.course import lab
 from rlcourse.course.grading import report
-from rlcourse.paths import data_folder
 from rlcourse.sft import trainer as fine_tuning
 
 
@@ -33,7 +30,7 @@ def nothing_is_loaded(monkeypatch, tmp_path):
 
     monkeypatch.chdir(tmp_path)
     loading = {trainer: "train resume", evaluation: "evaluate sample", fine_tuning: "fine_tune resume"}
-    loading |= {report: "run_grade", lab: "lab", decode: "decode", step: "step"}
+    loading |= {report: "run_grade", lab: "lab"}
     for place, names in loading.items():
         for name in names.split():
             monkeypatch.setattr(place, name, reached)
@@ -54,23 +51,11 @@ def refused(*arguments: str, code: int = 2) -> str:
         ("train --resume --name ../x", "name must be that of a folder in --output"),
         ("sample --count 0", "--count must be from 1"),
         ("sft --lora-rank -1 --resume", "lora_rank must be from 0"),
-        ("bench decode --new-tokens 100000", "--prompt-tokens and --new-tokens are 100,128 together"),
-        ("bench decode --shape embedded --prompt-tokens 300", "--prompt-tokens and --new-tokens are 556 together"),
-        ("bench decode --repeats 0", "--repeats must be from 1"),
-        ("bench step --shape embedded", "Unknown shape 'embedded': use one of qwen2.5-0.5b, "),
-        ("bench step --rows 16,x", "--rows takes multiples of 8, the group, set apart by commas, not "),
         ("grade x.ipynb --memory nan", "--memory must be from 0.1 to 1,000, not nan."),
     ],
 )
 def test_what_once_got_through_is_refused(arguments, sentence):
     assert refused(*arguments.split()).startswith(sentence)
-
-
-def test_the_positions_of_the_benchmarks_shapes_are_those_of_the_models():
-    config = json.loads((data_folder() / "minigsm" / "model" / "config.json").read_text())
-    assert POSITIONS["embedded"] == config["max_position_embeddings"]
-    assert {POSITIONS[shape] for shape in models.SHAPES} == {models.POSITIONS}
-    Options(shape="embedded", prompt_tokens=256, new_tokens=256).check("decode")
 
 
 # Outputs are tried first
@@ -197,7 +182,7 @@ def test_what_libraries_log_and_warn_of_is_held_back_and_comes_back_afterwards(m
 def test_a_refusal_comes_at_once_and_loads_no_torch():
     start = time.perf_counter()
     code = "import sys; from rlcourse import cli; sys.modules['torch'] = None; cli.main()"
-    for arguments in (["train", "--lr", "nan"], ["bench", "coffee"], ["lab", "--port", "0"]):
+    for arguments in (["train", "--lr", "nan"], ["lab", "--port", "0"]):
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
         assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert time.perf_counter() - start < 40

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from rlcourse.bench import Options
-from rlcourse.bench.results import Results
 from rlcourse.config import make_config
 from tools.bench import numerics, speed
 from tools.bench.__main__ import BENCHMARKS, measured
+from tools.bench.options import Options
+from tools.bench.results import Results
 
 TINY = {"num_prompts": 2, "num_generations": 3, "max_new_tokens": 8}
 ENGINES = ["hf-dynamic", "hf-static", "fast"]

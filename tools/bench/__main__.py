@@ -3,23 +3,22 @@
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
-from rlcourse import bench as shipped
-from rlcourse.bench import Options
-from rlcourse.bench.options import BENCHMARKS as SHIPPED
-from rlcourse.bench.results import Results, Rows
-from rlcourse.cli_shared import parse_rows, takes_settings, user_errors
+from rlcourse.cli_shared import takes_settings, user_errors
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.files import try_folder
+from rlcourse.measure.records import device_name, results_table
 from rlcourse.measure.traces import trace_path
 from rlcourse.paths import data_folder
 from tools.bench.events import write_trace
-from tools.bench.results import KeptResults, shape_suffix
+from tools.bench.options import LENGTHS, Options
+from tools.bench.results import KeptResults, Results, Rows, shape_suffix
 from tools.bench.results import record as write
 
 BENCHMARKS = (
-    *SHIPPED, "cute", "exact", "gap", "kernels", "layer", "learn", "logprobs", "lowered", "mismatch", "paged",
-    "rollout", "scale", "story", "trace", "update",
+    "cute", "decode", "exact", "gap", "kernels", "layer", "learn", "logprobs", "lowered", "mismatch", "paged",
+    "rollout", "scale", "step", "story", "trace", "update",
 )  # fmt: skip
 IN_PARTS = ("decode", "exact", "step", "update")  # those whose rows can be kept as they are measured
 
@@ -31,10 +30,18 @@ def measured(
     shape, rows, repeats = options.shape, list(options.rows), options.repeats
     tokens = options.prompt_tokens, options.new_tokens
     match what:
-        case "decode" | "step":
+        case "decode":
             from tools.bench import peers
+            from tools.bench.decode import decode
 
-            shipped.measured(what, options, results)
+            decode(shape, rows, *tokens, options.lengths, repeats, results)
+            peers.beside(what, options, results)
+            return results.setup, results.rows, {}
+        case "step":
+            from tools.bench import peers
+            from tools.bench.step import step
+
+            step(shape, rows, options.new_tokens, repeats, results)
             peers.beside(what, options, results)
             return results.setup, results.rows, {}
         case "cute":
@@ -113,17 +120,24 @@ def bench(
     record: Annotated[bool, typer.Option("--record", help="Keep the result in data/measurements/.")] = False,
     add: Annotated[bool, typer.Option("--add", help="The same, row by row: what is there stays.")] = False,
 ):
-    """Measure what the lessons and RECORDS.md show, also what `rlcourse bench` measures, and record it."""
+    """Measure what the lessons and RECORDS.md show, or something like it on this machine.
+
+    Weights are random unless the benchmark takes the settings of a run. Rows are multiples of the group of 8.
+    """
     with user_errors():
-        options = Options(shape, tuple(parse_rows(rows)), prompt_tokens, new_tokens, lengths, repeats)
-        options.check(what, BENCHMARKS)
+        if what not in BENCHMARKS:
+            raise ValueError(f"Unknown benchmark {what!r}: use one of {', '.join(BENCHMARKS)}.")
+        if lengths not in LENGTHS:
+            raise ValueError(f"Unknown lengths {lengths!r}: use {' or '.join(LENGTHS)}.")
+        options = Options(shape, tuple(map(int, rows.split(","))), prompt_tokens, new_tokens, lengths, repeats)
         if add and what not in IN_PARTS:
             raise ValueError(f"--add is for {', '.join(IN_PARTS[:-1])} and {IN_PARTS[-1]}: use --record.")
         if record or add:
             try_folder(data_folder() / "measurements", "install the package where you may write")
         results = KeptResults(what) if add else Results()
         setup, found, traces = measured(what, make_config(**settings), options, [*map(int, gpus.split(","))], results)
-        shipped.show(what, found)
+        table = results_table(found, f"{what} on {device_name()}")
+        Console(width=max(Console().width, 200)).print(table)  # a pipe has 80 columns, too few
         if record:
             write(what, setup, found)
         for variant, events in traces.items() if record else ():

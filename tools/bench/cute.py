@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlcourse.bench.results import Rows
 from rlcourse.measure.roofline import measure_machine
 from tools.bench.graphs import graph_seconds
 from tools.bench.kernels import relative_error
+from tools.bench.results import Rows
 
 HEADS, KV_HEADS, HEAD_SIZE, HIDDEN, INNER, VOCABULARY = 14, 2, 64, 896, 4864, 151936  # Qwen2.5-0.5B
 COLD = 1e9  # bytes that the tensors of all calls have together, far more than a GPU's cache holds

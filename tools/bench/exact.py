@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from rlcourse.bench.models import write_random_model
-from rlcourse.bench.options import Options
-from rlcourse.bench.results import Results
-from rlcourse.bench.step import step_trainer, time_steps
 from rlcourse.logprobs import PlainPass
 from rlcourse.tasks import load_task
+from tools.bench.models import write_random_model
+from tools.bench.options import Options
+from tools.bench.results import Results
+from tools.bench.step import step_trainer, time_steps
 
 
 def exact(

@@ -10,13 +10,13 @@ from rich.console import Console
 from torch import Tensor
 
 from rlcourse.batch import Rollout
-from rlcourse.bench.results import Rows
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.logprobs import PlainPass
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import Sampling
 from rlcourse.train import Trainer
 from tools.bench.learn import one_run
+from tools.bench.results import Rows
 
 SEEDS = (0, 1, 2)
 LOSS_SCALE = 2.0**14  # float16 has nothing below 6e-8, and a token's share of the gradient is often less

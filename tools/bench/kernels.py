@@ -9,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlcourse.bench.models import write_random_model
-from rlcourse.bench.results import Rows
 from rlcourse.exact import KEYS
 from rlcourse.exact.weights import FusedWeights, fused_weights, has_kernels
 from rlcourse.policy import load_policy
@@ -18,6 +16,8 @@ from rlcourse.rollout.slots import Room, Slots
 from rlcourse.sampling import Sampling, sample_tokens
 from rlcourse.tasks import load_task
 from tools.bench.graphs import graph_seconds
+from tools.bench.models import write_random_model
+from tools.bench.results import Rows
 
 LENGTH = 384  # cache slots, of which `CONTEXT` are used
 CONTEXT = 256

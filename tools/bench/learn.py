@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from rlcourse.bench.results import Rows
 from rlcourse.config import ALGORITHMS, TrainConfig, make_config
 from rlcourse.device import find_device
 from rlcourse.files import read_lines
 from rlcourse.runs import new_run
 from rlcourse.train import Trainer
+from tools.bench.results import Rows
 
 THREE_SEEDS = ("dr_grpo", "gspo")
 LEFT_OUT = {"top_k": 20, "top_p": 0.95, "temperature": 0.9}  # sampling that our kernels do not do

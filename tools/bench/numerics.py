@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from rlcourse.batch import Rollout
-from rlcourse.bench.results import Rows
 from rlcourse.config import TrainConfig
 from rlcourse.device import autocast
 from rlcourse.exact.weights import may_be_exact
@@ -22,6 +21,7 @@ from rlcourse.policy import Policy
 from rlcourse.rollout import make_engine, vllm
 from rlcourse.sampling import Sampling
 from tools.bench.prompts import policy_and_prompts
+from tools.bench.results import Rows
 
 
 def mismatch(config: TrainConfig) -> tuple[dict[str, Any], Rows]:

@@ -9,9 +9,6 @@ from typing import Any
 import torch
 
 from rlcourse.batch import Rollout
-from rlcourse.bench.decode import GROUP, random_prompts, skewed
-from rlcourse.bench.models import write_random_model
-from rlcourse.bench.results import Rows
 from rlcourse.config import make_config
 from rlcourse.device import find_device
 from rlcourse.measure.timing import measure, median_and_spread, seconds
@@ -21,7 +18,10 @@ from rlcourse.rollout.gpu_engine import GPUEngine
 from rlcourse.rollout.scheduler import Plan
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import load_task
+from tools.bench.decode import GROUP, random_prompts, skewed
+from tools.bench.models import write_random_model
 from tools.bench.peers import vllm_decode
+from tools.bench.results import Rows
 
 COMPLETIONS, LONGEST = 1024, 2048  # of the skewed part, and tokens of each at most
 MEDIAN = 300

@@ -1,13 +1,30 @@
-"""Records of benchmarks: their names, what isn't good enough for them, and rows that are kept as they are measured."""
+"""The rows of a benchmark as they are measured, its record's name, and what isn't good enough to be recorded."""
 
 from collections.abc import Callable
 from typing import Any
 
-from rlcourse.bench import Options
-from rlcourse.bench.results import Results, Rows
+from tools.bench.options import Options
 from tools.records import results_there, write_record
 
 WIDEST_SPREAD = 0.2  # a measurement whose interquartile range is a larger share of its median isn't recorded
+
+Rows = list[dict[str, Any]]
+
+
+class Results:
+    """The setup of a benchmark, and its rows so far, in the order in which they are measured."""
+
+    def __init__(self):
+        self.setup: dict[str, Any] = {}
+        self.rows: Rows = []
+
+    def begin(self, setup: dict[str, Any]) -> None:
+        """Before the first row: the setup of all of them."""
+        self.setup = setup
+
+    def measure(self, what: dict[str, Any], run: Callable[..., dict[str, Any]], *args: Any) -> None:
+        """Add the row of `what`, the variant and whatever else tells it from others, and `run(*args)`."""
+        self.rows.append(what | run(*args))
 
 
 class KeptResults(Results):

@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from rlcourse.bench.models import write_random_model
-from rlcourse.bench.results import Rows
-from rlcourse.bench.step import step_config, time_steps
 from rlcourse.dist import launched
 from rlcourse.distributed import launch
 from rlcourse.measure.timing import median_seconds
 from rlcourse.runs import new_run
 from rlcourse.tasks import load_task
 from rlcourse.train import Trainer
+from tools.bench.models import write_random_model
+from tools.bench.results import Rows
+from tools.bench.step import step_config, time_steps
 
 VARIANTS = EACH, IN_ALL = "equal work a rank", "equal work in all"
 

@@ -8,9 +8,6 @@ from typing import Any
 
 import torch
 
-from rlcourse.bench.models import write_random_model
-from rlcourse.bench.results import Results, Rows
-from rlcourse.bench.step import our_step, step_trainer, time_steps
 from rlcourse.config import TrainConfig
 from rlcourse.measure import roofline
 from rlcourse.measure.shapes import ModelShape
@@ -19,7 +16,10 @@ from rlcourse.rollout import make_engine, vllm
 from rlcourse.tasks import load_task
 from rlcourse.tasks.prompts import PromptSampler
 from rlcourse.train import Trainer
+from tools.bench.models import write_random_model
 from tools.bench.prompts import policy_and_prompts
+from tools.bench.results import Results, Rows
+from tools.bench.step import our_step, step_trainer, time_steps
 
 
 def rollout(config: TrainConfig, repeats: int = 5) -> tuple[dict[str, Any], Rows]:

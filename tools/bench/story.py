@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from rlcourse.bench.decode import look_inside, measure_rung, random_prompts
-from rlcourse.bench.models import write_random_model
-from rlcourse.bench.results import Rows
-from rlcourse.bench.step import WARMUP, step_trainer, time_steps
 from rlcourse.policy import Policy
 from rlcourse.rollout import RolloutEngine
 from rlcourse.rollout.hf import HFEngine
 from rlcourse.rollout.torch_engine import TorchEngine
 from rlcourse.tasks import load_task
 from tools.bench import cute
+from tools.bench.decode import look_inside, measure_rung, random_prompts
+from tools.bench.models import write_random_model
+from tools.bench.results import Rows
+from tools.bench.step import WARMUP, step_trainer, time_steps
 
 UNCOMPILED = ("hf-dynamic", "hf-static-eager")
 RAISED = "hf-static-breaks-raised"  # the breaking kernel, and a recompile limit that no layer reaches

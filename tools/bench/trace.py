@@ -7,9 +7,6 @@ from typing import Any
 
 import torch
 
-from rlcourse.bench.decode import GROUP, measure_rung, random_prompts
-from rlcourse.bench.models import write_random_model
-from rlcourse.bench.results import Rows
 from rlcourse.config import make_config
 from rlcourse.measure.profiling import profile
 from rlcourse.measure.traces import Event, launches, on_gpu, read_trace
@@ -17,7 +14,10 @@ from rlcourse.policy import Policy, load_policy
 from rlcourse.rollout import RolloutEngine
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import load_task
+from tools.bench.decode import GROUP, measure_rung, random_prompts
 from tools.bench.events import account, cut, step_marks, within
+from tools.bench.models import write_random_model
+from tools.bench.results import Rows
 from tools.bench.story import engines
 
 STEPS = 10  # under the profiler

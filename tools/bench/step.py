@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from rlcourse.bench.models import write_random_model
-from rlcourse.bench.results import Results, Rows
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.device import find_device
 from rlcourse.measure.timing import measure, median_and_spread
@@ -16,6 +14,8 @@ from rlcourse.rollout import vllm
 from rlcourse.runs import new_run
 from rlcourse.tasks import Answer, load_task
 from rlcourse.train import Trainer, train_step
+from tools.bench.models import write_random_model
+from tools.bench.results import Results, Rows
 
 WARMUP = 5  # steps: prompts of several lengths, so that what is captured for each is there
 

@@ -1,4 +1,4 @@
-"""The benchmarks that ship: what they measure, and in which shape."""
+"""The benchmarks of decoding and of a training step: what they measure, and in which shape."""
 
 from dataclasses import replace
 
@@ -7,23 +7,10 @@ import torch
 from policies import DEVICE
 from transformers import AutoModelForCausalLM
 
-from rlcourse.bench import Options, decode, models, run_bench, step
 from rlcourse.measure.shapes import ModelShape
 from rlcourse.policy import load_policy
 from rlcourse.tasks import load_task
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "sentence"),
-    [
-        ("coffee", Options(), r"Unknown benchmark 'coffee': use decode or step"),
-        ("decode", Options(shape="tiny", rows=(8,), lengths="long"), "Unknown lengths 'long'"),
-        ("step", Options(shape="huge", rows=(8,)), r"Unknown shape 'huge': use one of qwen2\.5-0\.5b, .*, tiny"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(name, options, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        run_bench(name, options)
+from tools.bench import decode, models, step
 
 
 @pytest.mark.thorough

@@ -10,9 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcourse.bench.models import write_random_model
-from rlcourse.bench.options import Options
-from rlcourse.bench.results import Results, Rows
 from rlcourse.measure.profiling import Profile, profile
 from rlcourse.measure.roofline import Machine, decode_step, measure_machine
 from rlcourse.measure.shapes import ModelShape
@@ -25,6 +22,9 @@ from rlcourse.rollout.tiles import cute_wins
 from rlcourse.rollout.torch_engine import TorchEngine
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import load_task
+from tools.bench.models import write_random_model
+from tools.bench.options import Options
+from tools.bench.results import Results, Rows
 
 GROUP = 8  # rows that share a prompt
 ROUNDS = 8  # of skewed answers: so many times more than are decoded at once
