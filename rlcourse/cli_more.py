@@ -1,7 +1,6 @@
 """The commands beside `train`, `eval` and `sample`, registered by `cli.py`."""
 
 import json
-import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,25 +35,6 @@ def sft(
 
     summary = trainer.resume(**settings) if resume else trainer.fine_tune(config)
     cli_tables.print_summary(summary, f"{summary['examples']:,} examples learned, {summary['held_out']} held out")
-
-
-@app.command("filter", epilog="Example: rlcourse filter traces.jsonl --task gsm8k --output right.jsonl")
-def keep_right(
-    data: Annotated[Path, typer.Argument(help="Demonstrations, as `rlcourse sft --data` takes them.")],
-    task: Annotated[str, typer.Option("--task", help="The task whose judge decides.")],
-    output: Annotated[Path, typer.Option("--output", help="File to write the right ones to.")],
-):
-    """Keep the demonstrations that a task's judge finds right.
-
-    `rlcourse sft --data` can then learn from them. Demonstrations of validation and test problems are dropped.
-    """
-    data, output = data.expanduser(), output.expanduser()
-    folder = task.partition("@")[2] or os.environ.get("RLCOURSE_GSM8K_DIR")
-    try_file(output, "choose another --output", data, *(Path(folder).expanduser().glob("*.jsonl") if folder else ()))
-    from rlcourse.sft import traces
-    from rlcourse.tasks import load_task
-
-    print(traces.keep_right(data, load_task(task), output))
 
 
 @app.command(epilog="Example: rlcourse merge runs/first --output merged")

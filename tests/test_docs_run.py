@@ -12,9 +12,9 @@ pytestmark = pytest.mark.thorough
 FEW = "--num-prompts 4 --eval-problems 8 --eval-every 0"
 SHORT = {"train": f"--steps 2 {FEW}", "sft": "--steps 2 --eval-problems 8"}
 # A GPU, a network, or files of the reader's.
-NEEDS_MORE = ("h200", "a10g", "deepmath", "kernelbench", "MODEL", "FOLDER", "FILE", "traces.jsonl", "warm", "--resume")
+NEEDS_MORE = ("h200", "a10g", "deepmath", "kernelbench", "MODEL", "FOLDER", "FILE", "warm", "--resume")
 # Tested in full elsewhere, or they ask for what was trained before.
-ELSEWHERE = ("speedrun", "grade", "lab", "bench", "eval")
+ELSEWHERE = ("speedrun", "grade", "lab", "eval")
 
 
 def on_a_laptop(page: str) -> list[list[str]]:

@@ -101,7 +101,6 @@ API = {
         "sft.config",
         "sft.data",
         "sft.packing",
-        "sft.traces",
         "sft.trainer",
         "lora",
         "adapters",
