@@ -3,39 +3,28 @@
 Only light modules are imported here, so that `--help` answers at once; each command imports what it runs.
 """
 
+import json
 import time
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from rlcourse import __version__, cli_tables
 from rlcourse.cli_shared import App, drop_output, refuse, takes_settings, within
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.dist import hush_all_but_first, launched
+from rlcourse.files import try_empty_folder, try_file
 from rlcourse.openmp import spare_busy_cores
-from rlcourse.settings import COUNT
+from rlcourse.settings import COUNT, MEMORY_GB, SEED, Range
+from rlcourse.sft.config import SFTConfig
+from rlcourse.sft.config import make_config as make_sft_config
 
 BEGAN = time.perf_counter()  # a run's clock starts here, before torch is imported
 
 
-class Commands(TyperGroup):
-    """The commands here, and those of `cli_more.py`, which is imported when one of them is asked for."""
-
-    def list_commands(self, context: typer.Context) -> list[str]:
-        return [*super().list_commands(context), *self._more()]
-
-    def get_command(self, context: typer.Context, name: str) -> Any:
-        return super().get_command(context, name) or self._more().get(name)
-
-    def _more(self) -> dict[str, Any]:
-        from rlcourse.cli_more import app as more
-
-        return typer.main.get_command(more).commands
-
-
 app = App(
-    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -110,6 +99,143 @@ def sample(
     cli_tables.print_answers(evaluation.sample(config, count, greedy))
 
 
+@app.command(epilog="Example: rlcourse sft --data minigsm --steps 25")
+@partial(takes_settings, kind=SFTConfig)
+def sft(
+    settings: dict[str, Any],
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the run's last checkpoint, with its settings.")
+    ] = False,
+):
+    """Fine-tune a language model on worked answers.
+
+    Without `--data` it learns those of the embedded task. A line of `--data` is {"prompt": "...", "answer": "..."} or
+    {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}. Other commands take a
+    checkpoint as their `--model`.
+    """
+    config = SFTConfig.check_settings(settings) if resume else make_sft_config(**settings)
+    from rlcourse.sft import trainer
+
+    summary = trainer.resume(**settings) if resume else trainer.fine_tune(config)
+    cli_tables.print_summary(summary, f"{summary['examples']:,} examples learned, {summary['held_out']} held out")
+
+
+@app.command(epilog="Example: rlcourse merge runs/first --output merged")
+def merge(
+    adapter: Annotated[Path, typer.Argument(help="Folder of an adapter, or of the run that trained it.")],
+    output: Annotated[Path, typer.Option("--output", help="Folder to write the model to.")],
+):
+    """Merge a LoRA adapter into its base model.
+
+    The result has plain float32 weights, W + (alpha / rank) B A.
+    """
+    output = output.expanduser()
+    try_empty_folder(output, "choose another --output", adapter)
+    from rlcourse.merge import merge_adapter
+
+    found = merge_adapter(adapter.expanduser(), output)
+    print(f"{found} is merged into its base: `rlcourse eval --model {output}` measures it.")
+
+
+@app.command(epilog="Example: rlcourse publish runs/first --to published")
+def publish(
+    runs: Annotated[list[Path], typer.Argument(help="A run's folder, then those of its other seeds.")],
+    to: Annotated[Path | None, typer.Option("--to", help="Folder to write to.")] = None,
+    hub: Annotated[str | None, typer.Option("--hub", help="Hub repository, NAME or USER/NAME, to upload to.")] = None,
+):
+    """Publish a run's model or adapter with a model card.
+
+    It goes to a folder or to the Hugging Face hub. transformers, peft and vLLM can load it; its logits are checked
+    against the run's last checkpoint. With several seeds of a run, the card shows their mean and range, and the weights
+    are the first one's.
+    """
+    from rlcourse.publish import publish
+
+    print(publish(runs, to, hub))
+
+
+@app.command(epilog="Example: rlcourse speedrun speedrun/dr_grpo.py")
+def speedrun(
+    recipe: Annotated[Path, typer.Argument(help="Python with `settings` of a run and, if you like, hooks.")],
+    gsm8k: Annotated[bool, typer.Option("--gsm8k", help="Train a real model on GSM8K instead, on one GPU.")] = False,
+    model: Annotated[
+        str | None, typer.Option("--model", help="--gsm8k: its start, a folder or a name on the hub.")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="Seeds to train with.", callback=within(COUNT))] = 2,
+):
+    """Time your own recipe.
+
+    The goal is 80% of the embedded task's test problems, on two cores. The verifier draws the seeds, keeps the clock
+    and tests the weights. Rules and records are in docs/speedrun.md.
+    """
+    from rlcourse.speedrun import verifier
+
+    if model is not None and not gsm8k:
+        raise ValueError("--model is for --gsm8k: on two cores everybody starts from the embedded model.")
+    track = verifier.GSM8K if gsm8k else verifier.EMBEDDED
+    attempts = []
+    for attempt in verifier.verify(recipe.expanduser(), track, model, seeds):
+        attempts.append(attempt)
+        print(attempt)
+    print(verifier.in_short(attempts))
+
+
+@app.command(epilog="Example: rlcourse grade exercises/01_policy_gradient.ipynb --junit grades.xml")
+def grade(
+    submission: Annotated[Path, typer.Argument(help="An exercise notebook, or a folder of them.")],
+    hidden: Annotated[Path | None, typer.Option("--hidden", help="Folder of nbNN.py with more tests.")] = None,
+    junit: Annotated[Path | None, typer.Option("--junit", help="Write the report as JUnit XML.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Write the scores as CSV; for a folder, grades.csv by default.")
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed", help="Seed of the random inputs; a new one each time by default.", callback=within(SEED)
+        ),
+    ] = None,
+    memory: Annotated[
+        float, typer.Option("--memory", help="GB of memory that a notebook's code may use.", callback=within(MEMORY_GB))
+    ] = 2.0,
+):
+    """Grade a notebook's exercises, or a whole class's.
+
+    On Linux a notebook's code runs isolated: it can't reach the answers, your files or the network. Elsewhere the
+    report says what isn't isolated. Kernel questions need CuTe DSL, but no GPU; where it's missing, the report lists
+    what wasn't graded.
+    """
+    inputs = [submission, *submission.rglob("*.ipynb"), *(hidden.glob("*.py") if hidden else ())]
+    for file in (junit, csv):
+        if file is not None:
+            try_file(file, "name another file", *inputs)
+    from rlcourse.course.grading.report import run_grade
+
+    run_grade(submission, junit, csv, hidden=hidden, seed=seed, memory_gb=memory)
+
+
+@app.command(epilog="Example: rlcourse lab --port 8889")
+def lab(
+    port: Annotated[int, typer.Option("--port", help="Port of the server.", callback=within(Range(1, 65535)))] = 8888,
+):
+    """Open the course's notebooks in JupyterLab."""
+    from rlcourse.course.lab import lab
+
+    raise typer.Exit(lab(port))
+
+
+@app.command(epilog="Example: rlcourse doctor --json")
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False):
+    """Say what this machine can run.
+
+    It lists the hardware, the presets that fit, and what's missing, with the command that installs it.
+    """
+    from rlcourse import doctor
+
+    facts = doctor.gather()
+    print(json.dumps(facts, indent=2)) if as_json else doctor.print_report(facts)
+    raise typer.Exit(0 if doctor.healthy(facts) else 1)
+
+
 def main() -> None:
     """Entry point of the `rlcourse` command."""
     spare_busy_cores()  # each command imports torch later, or not at all
@@ -117,7 +243,3 @@ def main() -> None:
         app()
     finally:
         drop_output()
-
-
-if __name__ == "__main__":
-    main()

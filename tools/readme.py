@@ -17,12 +17,13 @@ from rlcourse.course.contents import COURSE
 from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.course.lessons.gain import summary
 from rlcourse.measure.plots import LABELS
-from rlcourse.measure.records import columns_of, format_cell, load_record, provenance
+from rlcourse.measure.records import load_record, provenance
 from rlcourse.paths import data_folder
 from tools import front
 from tools.gsm8k import VARIANTS
 from tools.lessons.curves import recorded_algorithms
 from tools.notebooks.headers import BADGE, colab_url
+from tools.records import columns_of, format_cell
 
 ROOT = Path(__file__).resolve().parents[1]
 FILLED = ("README.md", "RECORDS.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))

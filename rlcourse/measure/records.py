@@ -8,8 +8,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from rlcourse.files import read_json
 from rlcourse.measure import machine
 from rlcourse.paths import data_folder
@@ -71,30 +69,3 @@ def provenance(record: dict[str, Any]) -> str:
     days = sorted({record["date"], *(row.get("date", record["date"]) for row in record["results"])})
     *others, last = days
     return f"recorded on {record['device']}, {', '.join(others)}{' and ' if others else ''}{last}"
-
-
-def results_table(results: list[dict[str, Any]], title: str) -> Table:
-    """The results as a rich table, with a column for each key."""
-    columns, table = columns_of(results), Table(title=title)
-    for column in columns:
-        numeric = any(isinstance(row.get(column), int | float) for row in results)
-        table.add_column(column, justify="right" if numeric else "left", no_wrap=True)
-    for row in results:
-        table.add_row(*(format_cell(row.get(column)) for column in columns))
-    return table
-
-
-def columns_of(results: list[dict[str, Any]]) -> list[str]:
-    """Every key of the results, in the order in which they first appear."""
-    return list(dict.fromkeys(key for row in results for key in row))
-
-
-def format_cell(value: Any) -> str:
-    """Three significant digits, thousands apart; '' for what was not measured."""
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return " x ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -14,7 +14,7 @@ from tools import site
 
 def test_every_module_has_a_page_or_a_reason_not_to():
     """Machinery that a reader of the API does not call."""
-    inside = {"cli", "cli_more", "cli_shared", "cli_tables", "__main__", "bench"}
+    inside = {"cli", "cli_shared", "cli_tables", "__main__"}
     inside |= {"hub", "lab", "machine", "model_files", "openmp", "paths"}
     listed = {module for modules in site.API.values() for module in modules}
     modules = {module.name for module in pkgutil.iter_modules(rlcourse.__path__)}

@@ -8,13 +8,14 @@ from rich.console import Console
 from rlcourse.cli_shared import takes_settings, user_errors
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.files import try_folder
-from rlcourse.measure.records import device_name, results_table
+from rlcourse.measure.records import device_name
 from rlcourse.measure.traces import trace_path
 from rlcourse.paths import data_folder
 from tools.bench.events import write_trace
 from tools.bench.options import LENGTHS, Options
 from tools.bench.results import KeptResults, Results, Rows, shape_suffix
 from tools.bench.results import record as write
+from tools.records import results_table
 
 BENCHMARKS = (
     "cute", "decode", "exact", "gap", "kernels", "layer", "learn", "logprobs", "lowered", "mismatch", "paged",
