@@ -130,7 +130,7 @@ def merge(
     The result has plain float32 weights, W + (alpha / rank) B A.
     """
     output = output.expanduser()
-    try_empty_folder(output, "choose another --output", adapter)
+    try_empty_folder(output, "choose another --output")
     from rlcourse.merge import merge_adapter
 
     found = merge_adapter(adapter.expanduser(), output)

@@ -81,14 +81,13 @@ def test_an_output_of_a_model_that_cannot_be_written_is_refused_before_it_is_mer
 @pytest.mark.parametrize(
     "arguments",
     [
-        "merge c.writing --output c",
         "grade d/1.ipynb --junit d/1.ipynb",
         "grade d --csv d/1.ipynb",
         "grade x.ipynb --hidden d --junit d/nb01.py",
     ],
 )
 def test_no_command_overwrites_what_it_reads(arguments, tmp_path):
-    for name in ("c.writing/adapter_config.json", "d/1.ipynb", "d/nb01.py"):
+    for name in ("d/1.ipynb", "d/nb01.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("mine")
     assert "would overwrite" in refused(*arguments.split())
