@@ -3,7 +3,6 @@
 Only light modules are imported here, so that `--help` answers at once; each command imports what it runs.
 """
 
-import json
 import time
 from functools import partial
 from pathlib import Path
@@ -223,8 +222,8 @@ def lab(
     raise typer.Exit(lab(port))
 
 
-@app.command(epilog="Example: rlcourse doctor --json")
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False):
+@app.command(epilog="Example: rlcourse doctor")
+def doctor():
     """Say what this machine can run.
 
     It lists the hardware, the presets that fit, and what's missing, with the command that installs it.
@@ -232,7 +231,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts
     from rlcourse import doctor
 
     facts = doctor.gather()
-    print(json.dumps(facts, indent=2)) if as_json else doctor.print_report(facts)
+    doctor.print_report(facts)
     raise typer.Exit(0 if doctor.healthy(facts) else 1)
 
 

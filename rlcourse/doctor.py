@@ -1,7 +1,7 @@
 """What this machine is, which presets fit it, and what is missing with the command that mends it.
 
-`gather` collects plain facts, `print_report` shows them. Neither uses the network, and a broken install is a fact like
-any other: nothing here raises because a library is missing.
+`gather` collects facts, `print_report` shows them. Neither uses the network, and nothing here raises because a library
+is missing.
 """
 
 import importlib.util
@@ -35,15 +35,14 @@ SHIPPED = {
 
 
 def gather() -> dict[str, Any]:
-    """The facts, ready for JSON: 'machine', 'checks' and 'presets'.
-
-    machine: see `machine_facts`. checks: one {name, ok, required, detail, mend} for each thing that was looked for;
-    mend is the command that helps, '' if ok. presets: one {preset, device, needs_bytes, has_bytes, fits} for each, None
-    if unknown.
-    """
+    """The facts: 'machine', see `machine_facts`; 'checks', one {name, ok, required, detail, mend} for each thing that
+    was looked for, with the command that helps in mend, '' if ok; 'presets', see `preset_facts`."""
     facts = machine_facts()
-    checks = [*library_checks(facts), gpu_check(facts), *data_checks(), *optional_checks()]
-    return {"machine": facts, "checks": checks, "presets": preset_facts(facts)}
+    return {
+        "machine": facts,
+        "checks": [*required_checks(facts), *optional_checks(facts)],
+        "presets": preset_facts(facts),
+    }
 
 
 def healthy(facts: dict[str, Any]) -> bool:
@@ -73,33 +72,18 @@ def check(name: str, ok: bool, detail: str, mend: str, required: bool = False) -
     return {"name": name, "ok": ok, "required": required, "detail": detail, "mend": "" if ok else mend}
 
 
-def library_checks(facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """The libraries that every run needs."""
-    missing = [name for name, version in facts["versions"].items() if version is None]
-    installed = check(
-        "libraries", not missing, "missing: " + ", ".join(missing) if missing else "all installed", REINSTALL, True
-    )
-    error = facts["torch_error"]
-    return [installed, check("torch works", not error, error or "imports", f"{REINSTALL} --force-reinstall", True)]
-
-
-def gpu_check(facts: dict[str, Any]) -> dict[str, Any]:
-    """Whether torch sees the GPU; a driver without a usable torch is a wrong build of torch."""
-    if facts["gpus"]:
-        return check("GPU", True, f"{len(facts['gpus'])} x {facts['gpus'][0]['name']}", "")
-    if facts["driver"]:
-        mend = "python -m pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
-        return check("GPU", False, "the driver is here, but torch cannot use a GPU", mend)
-    return check("GPU", False, "none: the laptop preset runs on the CPU", "")
-
-
-def data_checks() -> list[dict[str, Any]]:
-    """The models and problems that ship."""
+def required_checks(facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """The libraries, models and problems of every run on a CPU."""
+    missing, error = [name for name, version in facts["versions"].items() if version is None], facts["torch_error"]
+    libraries = "missing: " + ", ".join(missing) if missing else "all installed"
+    checks = [
+        check("libraries", not missing, libraries, REINSTALL, True),
+        check("torch works", not error, error or "imports", f"{REINSTALL} --force-reinstall", True),
+    ]
     try:
         data = data_folder()
     except FileNotFoundError:
         data = Path("data")
-    checks = []
     for name, file in SHIPPED.items():
         there = (data / file).is_file()
         detail = "here" if there else f"data/{file} is missing"
@@ -107,22 +91,31 @@ def data_checks() -> list[dict[str, Any]]:
     return checks
 
 
-def optional_checks() -> list[dict[str, Any]]:
-    """What only some options ask for."""
+def optional_checks(facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """What only some presets and options ask for. A driver without a usable torch is a wrong build of torch."""
+    gpus = facts["gpus"]
+    found, mend = "none: the laptop preset runs on the CPU", ""
+    if gpus:
+        found = f"{len(gpus)} x {gpus[0]['name']}"
+    elif facts["driver"]:
+        found = "the driver is here, but torch cannot use a GPU"
+        mend = "python -m pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    install = {
-        "Linux": "sudo apt-get install g++",
-        "Darwin": "xcode-select --install",
-    }.get(platform.system(), "install the Visual Studio build tools with C++")
-    checks = [check("C++ compiler", bool(compiler), "for --compile on a CPU", install)]
+    install = {"Linux": "sudo apt-get install g++", "Darwin": "xcode-select --install"}
+    install = install.get(platform.system(), "install the Visual Studio build tools with C++")
+    checks = [
+        check("GPU", bool(gpus), found, mend),
+        check("C++ compiler", bool(compiler), "for --compile on a CPU", install),
+    ]
     for name, (module, detail, package) in OPTIONAL.items():
-        found = importlib.util.find_spec(module) is not None
-        checks.append(check(name, found, detail, f"python -m pip install {package}"))
+        there = importlib.util.find_spec(module) is not None
+        checks.append(check(name, there, detail, f"python -m pip install {package}"))
     return checks
 
 
 def preset_facts(facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """The most memory that each preset needs on a device, and what that has; [] without torch and transformers."""
+    """One {preset, device, needs_bytes, has_bytes, fits} for each preset: the most memory that it needs on its device,
+    and what that has; None if unknown. [] without torch and transformers."""
     if facts["torch_error"] or facts["versions"].get("transformers", "") is None:
         return []
     from rlcourse import memory
