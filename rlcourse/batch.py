@@ -147,7 +147,7 @@ class Batch:
     """What the loss of one step is made of; all but `rollout` is [rows, T] and constant.
 
     advantages float32; loss_mask bool: the tokens that train; ref_logprobs with a reference, values and returns with a
-    value head, else None.
+    value head, old_logprobs (the policy's before the first of several updates) with more than one, else None.
     """
 
     rollout: Rollout
@@ -156,6 +156,7 @@ class Batch:
     ref_logprobs: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
+    old_logprobs: Tensor | None = None
 
     def __getitem__(self, rows: Tensor) -> "Batch":
         """Some rows, without columns that are padding in all of them."""

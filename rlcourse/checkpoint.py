@@ -35,7 +35,7 @@ def belongs_to(training: Any, model: str) -> dict[str, str | None]:
     tokenizer = training.policy.tokenizer
     tokens = tokenizer([*PROBES], add_special_tokens=False)["input_ids"]
     words = digest_of([tokenizer.chat_template, training.policy.eos_ids, tokens])
-    named = {"tokenizer or chat template": words, "data": training.fingerprint, "base model": training.base}
+    named = {"tokenizer or chat template": words, "data": training.data_digest, "base model": training.reference_digest}
     return named | {"saved model or its base": model}
 
 
@@ -55,7 +55,7 @@ def saving_in_background(training: Any) -> Iterator[None]:
         "optimizer": training.optimizer.state_dict(),
         "value_head": head and head.state_dict(),
         "random": {"cpu": torch.get_rng_state()},
-        "sampled": training.order.position,
+        "sampled": training.data_sampler.position,
         "seconds": training.seconds,
         "spent": dict(training.spent.seconds),
         "before": training.before,
@@ -86,7 +86,7 @@ def restore(training: Any) -> None:
         optimizer.load_state_dict(state["optimizer"])
         if training.value_head is not None:
             training.value_head.load_state_dict(state["value_head"])
-        training.order.position = state["sampled"]
+        training.data_sampler.position = state["sampled"]
         had = state["belongs_to"]
         training.spent.seconds |= state["spent"]
         set_random_state(state["random"], training.device)

@@ -26,15 +26,15 @@ class Learner:
     """The policy, PPO's value head and the frozen reference where the config asks for them, and AdamW over the first
     two. Weights and moments are float32. With an adapter, only the adapter trains, and its base is the reference.
 
-    start: the model that the reference is a copy of, or, with a sharded policy, the reference itself; the policy as it
-    is now if not given.
+    initial: the model that the reference is a copy of, or, with a sharded policy, the reference itself; the policy as
+    it is now if not given.
     """
 
     def __init__(
         self,
         policy: Policy,
         config: TrainConfig,
-        start: PreTrainedModel | None = None,
+        initial: PreTrainedModel | None = None,
         world: OneProcess = ALONE,
     ):
         self.policy, self.config, self.world = policy, config, world
@@ -42,9 +42,9 @@ class Learner:
         if config.needs_reference:
             adapted = has_adapter(policy.model)
             if is_sharded(policy.model):
-                self.reference = start.eval().requires_grad_(False)
+                self.reference = initial.eval().requires_grad_(False)
             else:
-                self.reference = policy.model if adapted else frozen_copy(start or policy.model)
+                self.reference = policy.model if adapted else frozen_copy(initial or policy.model)
         self.policy_pass = model_pass(policy.model, config, config.compile)
         if self.reference is not None:
             self.reference_pass = model_pass(self.reference, config, as_base=True)
@@ -134,7 +134,9 @@ def make_batch(learner: Learner, completions: Completions) -> Batch:
 
 
 @torch.no_grad()
-def old_logprobs(learner: Learner, engine: RolloutEngine, batch: Batch, minibatches: list[Minibatch]) -> Tensor | None:
+def compute_old_logprobs(
+    learner: Learner, engine: RolloutEngine, batch: Batch, minibatches: list[Minibatch]
+) -> Tensor | None:
     """The trainer's own log-probs [rows, T] before the first of several updates: the old policy of the importance
     ratio. None for one update alone, whose forward pass has them.
 
@@ -145,12 +147,12 @@ def old_logprobs(learner: Learner, engine: RolloutEngine, batch: Batch, minibatc
         return None
     if engine.exact and learner.exact:
         return batch.rollout.logprobs
-    old = torch.zeros_like(batch.rollout.logprobs)
+    old_logprobs = torch.zeros_like(batch.rollout.logprobs)
     for minibatch in minibatches[: learner.config.minibatches]:
         for rows in minibatch.micro_batches:
             logprobs, _ = learner.logprobs_and_values(batch.rollout[rows])
-            old[rows, : logprobs.shape[1]] = logprobs
-    return learner.world.all_reduce(old)
+            old_logprobs[rows, : logprobs.shape[1]] = logprobs
+    return learner.world.all_reduce(old_logprobs)
 
 
 def lr_factor(step: int, config: Any) -> float:

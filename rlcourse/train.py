@@ -7,6 +7,7 @@
 
 import math
 import time
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -22,7 +23,7 @@ from rlcourse.dist import ALONE, OneProcess, full_tensor, share_of
 from rlcourse.distributed import launch
 from rlcourse.evaluation import answer_problems, answer_test, summarize, summarize_test
 from rlcourse.interrupts import saved_when_stopped
-from rlcourse.learner import Learner, lr_factor, make_batch, old_logprobs
+from rlcourse.learner import Learner, compute_old_logprobs, lr_factor, make_batch
 from rlcourse.losses import aggregate, kl_estimate, sampler_correction, token_loss, value_loss
 from rlcourse.measure.timing import PhaseTimer, now
 from rlcourse.metrics import Means, run_summary, step_metrics, step_timing
@@ -64,7 +65,7 @@ def resume(**settings: Any) -> dict[str, Any]:
 class TrainingLoop:
     """A run and the loop over its steps: evaluations, warnings, checkpoints, Ctrl-C.
 
-    A subclass sets `optimizer`, `order` and `metrics` between `setup` and `start`, and has
+    A subclass sets `optimizer`, `data_sampler` and `metrics` between `setup` and `finish_setup`, and has
 
     - `train_step()`: the step's metrics, and in RL its completions
     - `warnings(completions)`, `shown(metrics)`: what to warn of, and what the bar shows
@@ -74,11 +75,11 @@ class TrainingLoop:
 
     name, curves = "train", "RL"  # of the progress bar; of what the picture shows
     optimizer: torch.optim.Optimizer
-    order: PromptSampler  # what the steps train on, in order
+    data_sampler: PromptSampler  # what each step trains on
     metrics: dict[str, str]  # what an evaluation measures, and its format; the bar shows the first
     value_head: torch.nn.Module | None = None
-    fingerprint: str  # of the data
-    base: str | None = None  # digest of the reference's weights, where it is loaded again to go on
+    data_digest: str
+    reference_digest: str | None = None  # of the weights, where a reference is loaded again to go on
 
     def setup(self, run: RunFolder, device: torch.device, world: OneProcess = ALONE) -> None:
         """Load the policy, from the run's checkpoint if it has one, and see that another can be written."""
@@ -89,7 +90,7 @@ class TrainingLoop:
         self.step, self.seconds, self.before = 0, 0.0, None
         self.spent = PhaseTimer(device)  # where the run's seconds go
 
-    def start(self) -> None:
+    def finish_setup(self) -> None:
         """Prepare the layers as the config says, and restore the run's checkpoint, if it has one."""
         if self.config.gradient_checkpointing:
             from rlcourse.trial import checkpoint_activations
@@ -114,7 +115,7 @@ class TrainingLoop:
                 self.before = self.test("before")
             bar = tqdm(total=config.steps, initial=self.step, desc=self.name, unit="step", dynamic_ncols=True)
             with bar:
-                self._validate(bar)  # at the start, and where a run was stopped before it came to that
+                self.validate_if_due(bar)  # at the start, and where a run was stopped before it came to that
                 while self.step < config.steps:
                     with stop.delayed(), self.spent("steps"):
                         metrics, completions = self.train_step()
@@ -125,7 +126,7 @@ class TrainingLoop:
                         self.run.warn(self.step, self.warnings(completions))
                     bar.update()
                     bar.set_postfix(self.shown(metrics) | {"tokens_per_s": f"{metrics['timing']['tokens_per_s']:.0f}"})
-                    self._validate(bar)
+                    self.validate_if_due(bar)
                     if config.save_every and self.step % config.save_every == 0 and self.step < config.steps:
                         save(self)
             with saving_in_background(self):
@@ -134,13 +135,13 @@ class TrainingLoop:
             self.run.finish(summary, self.curves)
             return summary
 
-    def _validate(self, bar: tqdm) -> None:
+    def validate_if_due(self, bar: tqdm) -> None:
         if self.config.eval_every and self.step % self.config.eval_every == 0:
-            found, (headline, form) = self.validated(), next(iter(self.metrics.items()), ("loss", ".3f"))
+            found, (headline, form) = self.logged_validation(), next(iter(self.metrics.items()), ("loss", ".3f"))
             if headline in found:
                 bar.set_description(f"{self.name} (validation {in_format(found[headline], form)})")
 
-    def validated(self) -> dict[str, Any]:
+    def logged_validation(self) -> dict[str, Any]:
         """The validation at this step, logged in evals.jsonl, or read from there if it has been."""
         logged = [line for line in self.run.lines("evals.jsonl") if line["step"] == self.step]
         if logged:
@@ -155,7 +156,7 @@ class Trainer(TrainingLoop):
     """An RL run."""
 
     def __init__(self, run: RunFolder, device: torch.device, world: OneProcess = ALONE):
-        config, task, start = run.config, task_of(run.config), None
+        config, task, initial = run.config, task_of(run.config), None
         self.setup(run, device, world)
         judged = task
         if config.judge is not None:
@@ -166,8 +167,10 @@ class Trainer(TrainingLoop):
         dtype, longest = getattr(torch, config.dtype), config.max_prompt_tokens + config.max_new_tokens
         self.metrics, self.headline = task.metrics, next(iter(task.metrics))
         if config.needs_reference and (run.checkpoint is not None or config.shard) and not config.lora_rank:
-            start = world.load(lambda place: load_policy(config.model, place), device)  # an adapter has its base below
-        self.learner = Learner(self.policy, config, start and start.model, world)
+            initial = world.load(
+                lambda place: load_policy(config.model, place), device
+            )  # an adapter has its base below
+        self.learner = Learner(self.policy, config, initial and initial.model, world)
         self.optimizer, self.value_head = self.learner.optimizer, self.learner.value_head
         if not config.model.startswith("embedded") or device.type == "cuda":  # the smallest needs no check on a laptop
             from rlcourse.memory import check_memory
@@ -178,13 +181,14 @@ class Trainer(TrainingLoop):
         kept = short_enough(task.problems("train"), task, self.policy, config)
         why = f"training problems, whose prompts have more than {config.max_prompt_tokens} tokens"
         self.run.warn(0, left_out(len(kept), len(task.problems("train")), why, "raise --max-prompt-tokens"))
-        self.order, self.fingerprint = PromptSampler(kept, config.seed), fingerprint(task, self.policy)
-        self.base = (start or self.policy).loaded if config.needs_reference and not config.lora_rank else None
+        self.data_sampler, self.data_digest = PromptSampler(kept, config.seed), fingerprint(task, self.policy)
+        if config.needs_reference and not config.lora_rank:
+            self.reference_digest = (initial or self.policy).loaded
         warn_of_mismatch(config, engine.exact and self.learner.exact, device)
-        self.start()
+        self.finish_setup()
 
     def train_step(self) -> tuple[dict[str, Any], Completions]:
-        return train_step(self.learner, self.engine, self.judged, self.order, self.step)
+        return train_step(self.learner, self.engine, self.judged, self.data_sampler, self.step)
 
     def warnings(self, completions: Completions) -> dict[str, str]:
         return after_step(self.steps, completions.answers, completions.rewards.tolist(), self.config)
@@ -234,32 +238,34 @@ def train_step(
             batch = make_batch(learner, completions)
         with timer("update"):
             minibatches = plan_minibatches(batch, config, learner.exact, learner.world)
-            old = old_logprobs(learner, engine, batch, minibatches)
+            batch = replace(batch, old_logprobs=compute_old_logprobs(learner, engine, batch, minibatches))
             for minibatch in minibatches:
                 for rows in minibatch.micro_batches:
-                    part = batch[rows]
-                    mask, counts = part.loss_mask, minibatch.counts
-                    logprobs, values = learner.logprobs_and_values(part.rollout)
-                    before = logprobs.detach() if old is None else old[rows, : mask.shape[1]]
+                    micro_batch = batch[rows]
+                    rollout, mask, counts = micro_batch.rollout, micro_batch.loss_mask, minibatch.counts
+                    logprobs, values = learner.logprobs_and_values(rollout)
+                    old_logprobs = logprobs.detach() if micro_batch.old_logprobs is None else micro_batch.old_logprobs
                     losses, clipped = token_loss(
-                        logprobs, before, part.advantages, mask, surrogate=config.surrogate, ratio=config.ratio,
-                        clip_low=config.clip_low, clip_high=config.clip_high,
+                        logprobs, old_logprobs, micro_batch.advantages, mask, surrogate=config.surrogate,
+                        ratio=config.ratio, clip_low=config.clip_low, clip_high=config.clip_high,
                     )  # fmt: skip
-                    sampler = part.rollout.logprobs
-                    weights = sampler_correction(before, sampler, mask, config.sampler_correction, SAMPLER_CAP)
-                    loss = aggregate(weights * losses, mask, config.aggregation, **counts)
+                    sampler_logprobs = rollout.logprobs
+                    sampler_weights = sampler_correction(
+                        old_logprobs, sampler_logprobs, mask, config.sampler_correction, SAMPLER_CAP
+                    )
+                    loss = aggregate(sampler_weights * losses, mask, config.aggregation, **counts)
                     if config.kl_coef:
-                        kl = kl_estimate(logprobs, part.ref_logprobs, "k3")
+                        kl = kl_estimate(logprobs, micro_batch.ref_logprobs, "k3")
                         loss = loss + config.kl_coef * aggregate(kl, mask, config.aggregation, **counts)
                     if values is not None:
-                        errors = value_loss(values, part.values, part.returns, mask, VALUE_CLIP)
-                        loss = loss + VALUE_COEF * aggregate(errors, mask, "token_mean", **counts)
-                        means.add("value_loss", errors, mask)
+                        value_losses = value_loss(values, micro_batch.values, micro_batch.returns, mask, VALUE_CLIP)
+                        loss = loss + VALUE_COEF * aggregate(value_losses, mask, "token_mean", **counts)
+                        means.add("value_loss", value_losses, mask)
                     loss.backward()
                     means.add("policy_loss", losses, mask)
                     means.add("clip_fraction", clipped, mask)
-                    means.add("mismatch", (before - sampler).abs(), part.rollout.completion_mask)
-                    means.add("sampler_ratio", (before - sampler).exp(), part.rollout.completion_mask)
+                    means.add("mismatch", (old_logprobs - sampler_logprobs).abs(), rollout.completion_mask)
+                    means.add("sampler_ratio", (old_logprobs - sampler_logprobs).exp(), rollout.completion_mask)
                 learner.world.all_reduce_gradients(learner.parameters)
                 grad_norms.append(update(learner.optimizer, config, step))
     metrics = {"step": step + 1} | step_metrics(batch, sampled, config, means.together(learner.world))

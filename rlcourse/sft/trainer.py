@@ -57,7 +57,7 @@ class FineTuning(TrainingLoop):
         config = run.config
         self.setup(run, device)
         self.data = load_data(config, self.policy)
-        self.fingerprint = self.data.fingerprint
+        self.data_digest = self.data.fingerprint
         kept = len(self.data.train) + len(self.data.held_out)
         why = f"examples, which have more than {self.data.limit:,} tokens"
         run.warn(0, left_out(kept, kept + self.data.too_long, why, self.data.remedy))
@@ -68,8 +68,8 @@ class FineTuning(TrainingLoop):
         self._prepare_task()
         parameters = [p for p in self.policy.model.parameters() if p.requires_grad]
         self.optimizer = new_optimizer([{"params": parameters, "peak_lr": config.lr}], self.config)
-        self.order = PromptSampler(self.data.train, config.seed)
-        self.start()
+        self.data_sampler = PromptSampler(self.data.train, config.seed)
+        self.finish_setup()
 
     def _prepare_task(self) -> None:
         """Task, problems and engine of the answers that are tried; None for the engine, and no metrics, without any."""
@@ -78,7 +78,7 @@ class FineTuning(TrainingLoop):
             return
         self.task = load_task(config.evaluated_task)
         self.metrics = self.task.metrics
-        self.fingerprint += fingerprint(self.task, self.policy)
+        self.data_digest += fingerprint(self.task, self.policy)
         self.problems = self.task.problems("validation")[: config.eval_problems]
         dtype = getattr(torch, config.dtype)
         self.engine = make_engine(self.policy, config.engine, dtype, config.compile, sleeps=True)
@@ -90,7 +90,7 @@ class FineTuning(TrainingLoop):
         Raises RuntimeError, and leaves the weights alone, if the gradient is not finite.
         """
         config, start = self.config, time.perf_counter()
-        examples = self.order.sample(config.batch_size)
+        examples = self.data_sampler.sample(config.batch_size)
         learned = sum(int(example.learned.sum()) for example in examples)
         loss = torch.zeros((), device=self.device)
         with without_cudnn_attention():  # widths differ from step to step
@@ -105,7 +105,7 @@ class FineTuning(TrainingLoop):
             "loss": loss.item(),
             "grad_norm": grad_norm,
             "lr": self.optimizer.param_groups[0]["lr"],
-            "epoch": self.order.position / len(self.data.train),
+            "epoch": self.data_sampler.position / len(self.data.train),
             "tokens": tokens,
             "learned_tokens": learned,
             "timing": {
@@ -155,7 +155,7 @@ class FineTuning(TrainingLoop):
 
     def test(self, when: str) -> dict[str, Any]:
         """The same as a validation at this step, which is logged with the others."""
-        return {name: value for name, value in self.validated().items() if name != "step"}
+        return {name: value for name, value in self.logged_validation().items() if name != "step"}
 
     def summary(self, after: dict[str, Any]) -> dict[str, Any]:
         data = self.data

@@ -19,7 +19,7 @@ from rlcourse.exact import model as exact_model
 from rlcourse.exact import weights
 from rlcourse.exact.model import ExactPass
 from rlcourse.exact.weights import fused_weights, is_exact
-from rlcourse.learner import Learner, old_logprobs
+from rlcourse.learner import Learner, compute_old_logprobs
 from rlcourse.logprobs import token_logprobs
 from rlcourse.rollout import gpu_engine, make_engine, triton_step
 from rlcourse.rollout.gpu_engine import GPUEngine
@@ -108,9 +108,9 @@ def test_the_old_policy_is_the_samplers_where_both_are_exact(engine, learner):
     )
     minibatches = [SimpleNamespace(micro_batches=[torch.tensor([0, 1]), torch.tensor([2])])] * 2
     arguments = one, SimpleNamespace(exact=engine), SimpleNamespace(rollout=rollout)
-    found = old_logprobs(*arguments, minibatches)
+    found = compute_old_logprobs(*arguments, minibatches)
     assert found is rollout.logprobs if engine and learner else found.eq(-2).sum() == 2 * 2 + 3
-    assert old_logprobs(*arguments, minibatches[:1]) is None
+    assert compute_old_logprobs(*arguments, minibatches[:1]) is None
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.6), Sampling(0.8, top_k=7, top_p=0.8)])

@@ -74,7 +74,7 @@ def test_a_step_is_adamws_with_the_gradient_of_the_mean_loss(options, tiny):
     learning = [p for p in exact.parameters() if p.requires_grad]
     assert len(learning) < len(list(exact.parameters())) or not config.lora_rank
     optimizer = torch.optim.AdamW(learning, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
-    order = copy.deepcopy(training.order)
+    order = copy.deepcopy(training.data_sampler)
     for _ in range(2):
         examples = order.sample(config.batch_size)
         expected = loss_alone(exact, examples)

@@ -136,5 +136,5 @@ def batch_copies(rows: int, length: int, device: torch.device, repeats: int) -> 
 
 def mean_length(trainer: Trainer, count: int) -> int:
     """Mean length, in tokens, of the prompts that the trainer samples."""
-    problems = PromptSampler(trainer.order.problems, seed=0).sample(count)
+    problems = PromptSampler(trainer.data_sampler.problems, seed=0).sample(count)
     return round(sum(len(trainer.task.prompt(p, trainer.policy)) for p in problems) / count)

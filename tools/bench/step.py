@@ -72,7 +72,7 @@ def time_steps(trainer: Trainer, repeats: int, warmup: int = WARMUP) -> dict[str
     measured = []
 
     def run() -> float:
-        metrics, _ = train_step(trainer.learner, trainer.engine, trainer.task, trainer.order, 1, coin_flips)
+        metrics, _ = train_step(trainer.learner, trainer.engine, trainer.task, trainer.data_sampler, 1, coin_flips)
         measured.append(metrics | metrics["timing"])
         return measured[-1]["step_s"]
 
