@@ -91,6 +91,13 @@ def test_every_file_that_is_named_is_there(name):
     assert [word for word in sorted(words) if not (ROOT / word).exists() and word not in bare] == []
 
 
+def test_every_function_of_the_map_is_defined_where_it_says():
+    named = re.findall(r"`(\w+)` in `(rlcourse/[\w/]+\.py)`", TEXTS["docs/map.md"])
+    defined = r"^\s*(?:def |class )?{}\b(?:\(|:| =)"
+    assert len(named) > 20
+    assert [at for at in named if not re.search(defined.format(at[0]), (ROOT / at[1]).read_text(), re.M)] == []
+
+
 @each
 def test_every_command_is_one_that_there_is(name):
     found = commands(TEXTS[name])
