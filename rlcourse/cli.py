@@ -84,20 +84,6 @@ def evaluate(settings: dict[str, Any]):
     cli_tables.print_evaluation(config, evaluation.evaluate(config))
 
 
-@app.command(epilog="Example: rlcourse sample --model embedded --count 3")
-@takes_settings
-def sample(
-    settings: dict[str, Any],
-    count: Annotated[int, typer.Option("--count", help="Problems to solve.", callback=within(COUNT))] = 5,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Take the most probable token each time.")] = False,
-):
-    """Show a model's answers to test problems, and how each is judged."""
-    config = make_config(**settings)
-    from rlcourse import evaluation
-
-    cli_tables.print_answers(evaluation.sample(config, count, greedy))
-
-
 @app.command(epilog="Example: rlcourse sft --data minigsm --steps 25")
 @partial(takes_settings, kind=SFTConfig)
 def sft(

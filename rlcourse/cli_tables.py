@@ -1,11 +1,10 @@
-"""What the command line prints as tables: answers, and what a run achieved."""
+"""What the command line prints as tables."""
 
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
-from rich.panel import Panel
 from rich.table import Column, Table
 
 from rlcourse.config import TrainConfig
@@ -29,6 +28,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
 
 def print_evaluation(config: TrainConfig, result: dict[str, Any]) -> None:
     """What `rlcourse eval` has measured."""
+    print_samples(result)
     title = f"{escape(config.model)} on {result['problems']} test problems of {config.task}"
     table = Table("measure", "value", title=title)
     for name, value in result.items():
@@ -37,27 +37,20 @@ def print_evaluation(config: TrainConfig, result: dict[str, Any]) -> None:
     print_table(table)
 
 
-def print_answers(answers: list[Any]) -> None:
-    """Answers with their questions and verdicts."""
-    console = Console()
-    for answer in answers:
-        words = answer.verdict.words if answer.finished else "cut off"
-        verdict = f"[{'green' if answer.right else 'red'}]{escape(words)}[/]"
-        console.print(escape(answer.problem.question), soft_wrap=True)
-        console.print(Panel(escape(answer.text) or "(nothing)", title=verdict, title_align="left"))
-        console.print(f"Gold: {answer.problem.gold}\n", soft_wrap=True)
+def print_samples(result: dict[str, Any]) -> None:
+    """The first test problems with the model's greedy answers, if it gave any."""
+    samples = Table("question", "answer", Column("right", no_wrap=True), title="Samples", show_lines=True)
+    for sample in result.get("samples", [])[:4]:
+        samples.add_row(escape(sample["question"]), escape(sample["text"]), "yes" if sample["right"] else "no")
+    if samples.rows:
+        Console().print(samples)
 
 
 def print_summary(summary: dict[str, Any], title: str) -> None:
     """What a run achieved: some answers of the trained model, what was measured before and after, warnings again, how
     long it took, in how many steps the weights changed, and where the results are."""
     before, after, metrics = summary["before"], summary["after"], summary["metrics"]
-    if "samples" in after:
-        right = Column("right", no_wrap=True)
-        samples = Table("question", "answer after training", right, title="Samples", show_lines=True)
-        for sample in after["samples"][:4]:
-            samples.add_row(escape(sample["question"]), escape(sample["text"]), "yes" if sample["right"] else "no")
-        Console().print(samples)
+    print_samples(after)
     table = Table("measure", "before", "after", title=title)
     for name in after:
         if name in metrics or name in ("loss", "tokens") or name.startswith("pass@"):

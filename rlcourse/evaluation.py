@@ -98,15 +98,6 @@ def evaluate(config: TrainConfig) -> dict[str, Any]:
         return summarize_test(*answer_test(policy, engine, task, config)) | {"metrics": task.metrics}
 
 
-def sample(config: TrainConfig, count: int, greedy: bool) -> list[Answer]:
-    """What `rlcourse sample` does: the model's answers to the first `count` test problems."""
-    policy, engine, task = load_all(config)
-    problems = task.problems("test")[:count]
-    sampling = GREEDY if greedy else config.sampling
-    answers = answer_problems(policy, engine, task, problems, config.max_new_tokens, sampling, seed=config.seed)
-    return [answer for (answer,) in answers]
-
-
 def load_all(config: TrainConfig, world: OneProcess = ALONE) -> tuple[Policy, RolloutEngine, Task]:
     """Policy, engine and task of a config, on its device."""
     device, dtype = find_device(config), getattr(torch, config.dtype)

@@ -18,8 +18,6 @@ from rlcourse.measure.shapes import model_shape
 from rlcourse.settings import field_type
 from rlcourse.sft import trainer as fine_tuning
 from rlcourse.sft.config import make_config as make_sft_config
-from rlcourse.tasks import Answer, Problem
-from rlcourse.tasks.verify import Readings
 
 RESULT = {"accuracy": 0.4, "accuracy_lenient": 0.5, "pass@8": 0.75, "tokens": 20.0}
 SUMMARY = {
@@ -101,7 +99,7 @@ def test_dry_run_of_several_ranks_says_what_each_has_to_hold(trained, monkeypatc
 
 def test_torchrun_is_refused_for_what_has_one_process(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    result = invoke("sample")
+    result = invoke("sft")
     assert result.exit_code == 2 and "start this command without it" in result.stderr
 
 
@@ -118,10 +116,12 @@ def test_eval_measures_the_model_that_was_asked_for(monkeypatch):
     seen = []
     result = {"problems": 7, "accuracy": 0.25, "speedup": 1.25, "share": None, "pass@4": 0.5, "tokens": 21.25}
     result |= {"metrics": {"accuracy": ".1%", "speedup": ".2f", "share": ".1%"}}
+    result["samples"] = [{"question": "What is [1]?", "text": "It is [/x].", "right": False}]
     monkeypatch.setattr(evaluation, "evaluate", lambda config: seen.append(config) or result)
     done = invoke("eval", "--model", "some/folder", "--eval-problems", "7")
     assert done.exit_code == 0 and seen == [make_config(model="some/folder", eval_problems=7)]
-    rows = [[cell.strip() for cell in line.split("│")] for line in done.output.splitlines() if "│" in line]
+    sample, *rows = [[cell.strip() for cell in line.split("│")] for line in done.output.splitlines() if "│" in line]
+    assert sample[1:4] == ["What is [1]?", "It is [/x].", "no"]
     assert [row[2] for row in rows] == ["25.0%", "1.25", "–", "50.0%", "21.2"]
 
 
@@ -132,19 +132,6 @@ def test_the_numbers_of_a_table_stay_whole_in_a_narrow_terminal(trained, monkeyp
     for command, expected in numbers.items():
         output = invoke(command, width=20).output
         assert all(number in output for number in expected), output
-
-
-@pytest.mark.parametrize(("finished", "verdict"), [(True, "─ wrong ─"), (False, "─ cut off ─")])
-def test_sample_shows_question_answer_verdict_and_gold_in_that_order(finished, verdict, monkeypatch):
-    readings = Readings(False, False, True, "1")
-    answer = Answer(Problem("What is [1]?", "", "1,234"), "It is [/x].", 3, finished, readings)
-    calls = []
-    monkeypatch.setattr(evaluation, "sample", lambda *call: calls.append(call) or [answer, answer])
-    done = invoke("sample", "--count", "2", "--greedy", "--temperature", "0.5")
-    assert done.exit_code == 0 and calls == [(make_config(temperature=0.5), 2, True)]
-    assert done.output.count(verdict) == 2
-    places = [done.output.index(text) for text in ("What is [1]?", verdict, "It is [/x].", "Gold: 1,234")]
-    assert places == sorted(places)
 
 
 LEARNED = {"examples": 4000, "held_out": 200, "steps": 63, "steps_that_changed_weights": 60, "wall_seconds": 9.0}

@@ -29,7 +29,7 @@ def nothing_is_loaded(monkeypatch, tmp_path):
         raise AssertionError("reached")
 
     monkeypatch.chdir(tmp_path)
-    loading = {trainer: "train resume", evaluation: "evaluate sample", fine_tuning: "fine_tune resume"}
+    loading = {trainer: "train resume", evaluation: "evaluate", fine_tuning: "fine_tune resume"}
     loading |= {report: "run_grade", lab: "lab"}
     for place, names in loading.items():
         for name in names.split():
@@ -47,9 +47,8 @@ def refused(*arguments: str, code: int = 2) -> str:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("sample --temperature nan", "temperature must be from 0.01 to 100, not nan."),
+        ("eval --temperature nan", "temperature must be from 0.01 to 100, not nan."),
         ("train --resume --name ../x", "name must be that of a folder in --output"),
-        ("sample --count 0", "--count must be from 1"),
         ("sft --lora-rank -1 --resume", "lora_rank must be from 0"),
         ("grade x.ipynb --memory nan", "--memory must be from 0.1 to 1,000, not nan."),
     ],
