@@ -34,7 +34,6 @@ COUNT_OR_NONE = Range(0, MANY)
 SEED = Range(0, 2**31 - 1)
 SHARE = Range(0, 1)
 WEIGHT = Range(0, 1_000)
-LIMIT = Range(0, MANY, above=True)
 REWARD = Range(-1_000, 1_000)
 TEMPERATURE = Range(0.01, 100)  # a sharper softmax overflows, a flatter one is uniform
 TOP_P = Range(0, 1, above=True)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from rlcourse.files import read_json, write_json
 from rlcourse.measure import machine
-from rlcourse.measure.records import KEYS, check_record, device_name, slug
+from rlcourse.measure.records import KEYS, device_name, slug
 from rlcourse.paths import data_folder
 
 PATH = re.compile(r"(?<![\w.)\]/])(?:~|[A-Za-z]:)?[/\\][\w.][^\s'\"]*")  # absolute, or in somebody's home
@@ -109,6 +109,18 @@ def _without_paths(value: Any) -> Any:
     if isinstance(value, str):
         return PATH.sub(lambda match: re.split(r"[/\\]", match[0].rstrip("/\\"))[-1], value)
     return value
+
+
+def check_record(record: dict[str, Any], label: str) -> None:
+    """Raise ValueError, naming `label`, unless the record has every key and each of its results a variant."""
+    missing = [key for key in KEYS if key not in record]
+    if missing:
+        raise ValueError(f"{label} lacks {', '.join(missing)}: a record has {', '.join(KEYS)}.")
+    results = record["results"]
+    if not isinstance(results, list) or not results:
+        raise ValueError(f"{label} has no results: they are a list with one object for each variant.")
+    if not all(isinstance(row, dict) and "variant" in row for row in results):
+        raise ValueError(f"{label} has a result without a 'variant': each says what was measured.")
 
 
 def results_table(results: list[dict[str, Any]], title: str) -> Table:

@@ -1,7 +1,6 @@
 """Where time goes: what the GPU does in a call."""
 
 import os
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,21 +19,20 @@ class Profile:
 
     seconds: wall time, measured without the profiler. busy: share of it in which the GPU worked, None on a CPU.
     kernels: GPU kernels, or operators on a CPU. launches: times the host told the GPU to start something; a CUDA graph
-    is one. top: (name, calls, seconds) of the kernels or operators that took longest.
+    is one.
     """
 
     seconds: float
     busy: float | None
     kernels: float
     launches: float
-    top: list[tuple[str, float, float]]
 
 
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
 
 
 def profile(
-    run: Callable[[], object], device: torch.device, repeats: int = 5, top: int = 10, trace: str | Path | None = None
+    run: Callable[[], object], device: torch.device, repeats: int = 5, trace: str | Path | None = None
 ) -> Profile:
     """Time `run`, then run it under `torch.profiler`. trace: where to write a Chrome trace, for ui.perfetto.dev.
 
@@ -54,14 +52,11 @@ def profile(
     events = recorded.events()
     launches = sum(event.name.startswith(LAUNCHES) for event in events) / repeats
     if device.type != "cuda":
-        outer = [event for event in events if event.cpu_parent is None]
-        rows = [(event.name, event.time_range.elapsed_us()) for event in outer]
-        return Profile(elapsed, None, len(rows) / repeats, launches, _longest(rows, repeats, top))
+        return Profile(elapsed, None, sum(event.cpu_parent is None for event in events) / repeats, launches)
     kernels = [event for event in events if event.device_type == DeviceType.CUDA and not event.is_user_annotation]
     spans = [(event.time_range.start, event.time_range.end) for event in kernels]
-    rows = [(event.name, event.time_range.elapsed_us()) for event in kernels]
     busy = min(1.0, covered(spans) / 1e6 / repeats / elapsed)
-    return Profile(elapsed, busy, len(kernels) / repeats, launches, _longest(rows, repeats, top))
+    return Profile(elapsed, busy, len(kernels) / repeats, launches)
 
 
 def covered(spans: list[tuple[float, float]]) -> float:
@@ -71,14 +66,3 @@ def covered(spans: list[tuple[float, float]]) -> float:
         total += max(0.0, end - max(start, until))
         until = max(until, end)
     return total
-
-
-def _longest(rows: list[tuple[str, float]], repeats: int, top: int) -> list[tuple[str, float, float]]:
-    """The `top` names that took longest in rows of (name, microseconds), as (name, calls, seconds) of one repeat."""
-    calls: dict[str, int] = defaultdict(int)
-    microseconds: dict[str, float] = defaultdict(float)
-    for name, elapsed in rows:
-        calls[name] += 1
-        microseconds[name] += elapsed
-    names = sorted(microseconds, key=lambda name: -microseconds[name])[:top]
-    return [(name, calls[name] / repeats, microseconds[name] / 1e6 / repeats) for name in names]

@@ -35,7 +35,7 @@ def load_record(
     """The record `name` of `device`, a device's name or folder name; of the only device that has one if not given.
 
     folder: data/measurements if not given. command: what makes the record; `tools.bench` if not given.
-    Raises FileNotFoundError if there is none, ValueError if there are several to choose from or the file is malformed.
+    Raises FileNotFoundError if there is none, ValueError if there are several to choose from or the file isn't JSON.
     """
     folder = folder or data_folder() / "measurements"
     found = sorted(folder.glob(f"{slug(device) if device else '*'}/{name}.json"))
@@ -45,23 +45,8 @@ def load_record(
     if len(found) > 1:
         devices = ", ".join(path.parent.name for path in found)
         raise ValueError(f"{name!r} has been recorded on {devices}: say which device.")
-    label = f"{found[0].parent.name}/{found[0].name}"
-    record = read_json(found[0], remedy)
-    check_record(record, label)
     loaded.add(found[0])
-    return record
-
-
-def check_record(record: dict[str, Any], label: str) -> None:
-    """Raise ValueError, naming `label`, unless the record has every key and each of its results a variant."""
-    missing = [key for key in KEYS if key not in record]
-    if missing:
-        raise ValueError(f"{label} lacks {', '.join(missing)}: a record has {', '.join(KEYS)}.")
-    results = record["results"]
-    if not isinstance(results, list) or not results:
-        raise ValueError(f"{label} has no results: they are a list with one object for each variant.")
-    if not all(isinstance(row, dict) and "variant" in row for row in results):
-        raise ValueError(f"{label} has a result without a 'variant': each says what was measured.")
+    return read_json(found[0], remedy)
 
 
 def provenance(record: dict[str, Any]) -> str:

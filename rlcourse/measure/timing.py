@@ -36,15 +36,6 @@ def median_seconds(run: Callable[[], object], device: torch.device, repeats: int
     return statistics.median(measure(lambda: seconds(run, device), repeats))
 
 
-def median_and_spread(values: list[float]) -> tuple[float, float]:
-    """The median, and the interquartile range as a share of it (0 for fewer than three values)."""
-    median = statistics.median(values)
-    if len(values) < 3:
-        return median, 0.0
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return median, (high - low) / median
-
-
 def peak_memory_bytes(device: torch.device) -> int | None:
     """The most memory held so far: by the GPU's allocator, or by this process (None if the system does not say)."""
     if device.type == "cuda":

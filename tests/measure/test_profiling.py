@@ -25,7 +25,6 @@ def test_a_profile_counts_what_one_call_does_and_leaves_a_trace_that_a_viewer_re
     trace = tmp_path / "trace.json"
     found = profiling.profile(lambda: calls.append((a @ a).relu().sum()), CPU, repeats=3, trace=trace)
     assert len(calls) == 1 + 3 + 3  # once to warm up, then for the time, then under the profiler
-    assert {name: count for name, count, _ in found.top} == {"aten::matmul": 1, "aten::relu": 1, "aten::sum": 1}
     assert found.kernels == 3 and found.busy is None and found.launches == 0 and found.seconds > 0
     assert any(event.get("name") == "aten::relu" for event in json.loads(trace.read_text())["traceEvents"])
 

@@ -1,4 +1,4 @@
-"""Measurement records: read by name and device, and refused where they are missing or malformed."""
+"""Measurement records: read by name and device, and refused where they are missing."""
 
 import json
 
@@ -32,9 +32,6 @@ def test_a_record_is_found_by_its_name_and_by_its_device(tmp_path):
     assert load_record("decode", "NVIDIA H200", tmp_path)["device"] == "nvidia-h200"
     with pytest.raises(ValueError, match="recorded on cpu-x, nvidia-h200: say which device"):
         load_record("decode", folder=tmp_path)
-    (tmp_path / "cpu-x" / "decode.json").write_text(json.dumps(RECORD | {"results": [{}]}))
-    with pytest.raises(ValueError, match="a result without a 'variant'"):
-        load_record("decode", "CPU x", tmp_path)
 
 
 def test_every_day_of_a_record_is_told():

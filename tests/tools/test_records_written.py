@@ -7,7 +7,7 @@ import pytest
 
 from rlcourse.measure.records import load_record
 from tools import records
-from tools.bench.results import KeptResults, record
+from tools.bench.results import KeptResults, median_and_spread, record
 from tools.records import results_there, write_record
 
 RESULTS = [{"variant": "hf-dynamic", "rows": 16, "tokens_per_s": 751.6}]
@@ -62,3 +62,8 @@ def test_only_what_was_steady_is_recorded(spread, monkeypatch, tmp_path, capsys)
         again.begin({})
         again.measure({"variant": "engine 1"}, None)  # it is there, so nothing runs
         assert again.rows == rows
+
+
+def test_the_spread_is_the_interquartile_range_as_a_share_of_the_median():
+    assert median_and_spread([1.0, 2.0, 3.0, 4.0, 5.0]) == (3.0, 2.0 / 3.0)
+    assert median_and_spread([4.0, 2.0]) == (3.0, 0.0)

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlcourse.measure.profiling import Profile, profile
 from rlcourse.measure.roofline import Machine, decode_step, measure_machine
 from rlcourse.measure.shapes import ModelShape
-from rlcourse.measure.timing import measure, median_and_spread, seconds
+from rlcourse.measure.timing import measure, seconds
 from rlcourse.policy import Policy, load_policy
 from rlcourse.rollout import RolloutEngine
 from rlcourse.rollout.decoder import Attention
@@ -24,7 +24,7 @@ from rlcourse.sampling import Sampling
 from rlcourse.tasks import load_task
 from tools.bench.models import write_random_model
 from tools.bench.options import Options
-from tools.bench.results import Results, Rows
+from tools.bench.results import Results, Rows, median_and_spread
 
 GROUP = 8  # rows that share a prompt
 ROUNDS = 8  # of skewed answers: so many times more than are decoded at once

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 
 from rlcourse.cuda_graphs import recorded
-from rlcourse.measure.timing import measure, median_and_spread, seconds
+from rlcourse.measure.timing import measure, seconds
+from tools.bench.results import median_and_spread
 
 
 def graph_seconds(run: Callable[[], object], repeats: int) -> tuple[float, float]:

@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 
-from rlcourse.measure.timing import measure, median_and_spread, seconds
+from rlcourse.measure.timing import measure, seconds
 from rlcourse.tasks import load_task
 from rlcourse.tasks.kernels.clock import A10G, H200, Card, program_us
 from rlcourse.tasks.kernels.language import CompileError, Computation, compile_program, eager
 from rlcourse.tasks.kernels.optimum import kept_where_possible, optimum
 from tools.bench.graphs import graph_seconds
+from tools.bench.results import median_and_spread
 from tools.measured import Program, Stopwatch, run_of
 
 PROBLEMS = 67  # with three programs each

@@ -11,7 +11,7 @@ import torch
 from rlcourse.batch import Rollout
 from rlcourse.config import make_config
 from rlcourse.device import find_device
-from rlcourse.measure.timing import measure, median_and_spread, seconds
+from rlcourse.measure.timing import measure, seconds
 from rlcourse.policy import Policy, load_policy
 from rlcourse.rollout import make_engine, vllm
 from rlcourse.rollout.gpu_engine import GPUEngine
@@ -21,7 +21,7 @@ from rlcourse.tasks import load_task
 from tools.bench.decode import GROUP, random_prompts, skewed
 from tools.bench.models import write_random_model
 from tools.bench.peers import vllm_decode
-from tools.bench.results import Rows
+from tools.bench.results import Rows, median_and_spread
 
 COMPLETIONS, LONGEST = 1024, 2048  # of the skewed part, and tokens of each at most
 MEDIAN = 300

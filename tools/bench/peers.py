@@ -14,7 +14,7 @@ import torch
 
 from rlcourse.config import make_config
 from rlcourse.device import find_device, without_cudnn_attention
-from rlcourse.measure.timing import measure, median_and_spread, seconds
+from rlcourse.measure.timing import measure, seconds
 from rlcourse.policy import load_policy
 from rlcourse.rollout.vllm import free_memory, new_llm, runs_on, sampling_params
 from rlcourse.sampling import Sampling
@@ -22,7 +22,7 @@ from rlcourse.tasks import Task, load_task
 from tools.bench.decode import GROUP, MEDIAN, ROUNDS, random_prompts, skewed_share
 from tools.bench.models import SHAPES, write_random_model
 from tools.bench.options import Options
-from tools.bench.results import Results
+from tools.bench.results import Results, median_and_spread
 
 
 def beside(what: str, options: Options, results: Results) -> None:

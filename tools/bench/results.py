@@ -1,5 +1,6 @@
 """The rows of a benchmark as they are measured, its record's name, and what isn't good enough to be recorded."""
 
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -82,3 +83,12 @@ def varied(row: dict[str, Any]) -> bool:
 def too_wide(rows: Rows) -> str:
     """What is wrong with rows that `varied`."""
     return f"{', '.join(row['variant'] for row in rows)} varied by over {WIDEST_SPREAD:.0%} between repetitions"
+
+
+def median_and_spread(values: list[float]) -> tuple[float, float]:
+    """The median, and the interquartile range as a share of it (0 for fewer than three values)."""
+    median = statistics.median(values)
+    if len(values) < 3:
+        return median, 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return median, (high - low) / median

@@ -11,14 +11,14 @@ import torch
 from rlcourse.config import TrainConfig
 from rlcourse.measure import roofline
 from rlcourse.measure.shapes import ModelShape
-from rlcourse.measure.timing import measure, median_and_spread, median_seconds, seconds
+from rlcourse.measure.timing import measure, median_seconds, seconds
 from rlcourse.rollout import make_engine, vllm
 from rlcourse.tasks import load_task
 from rlcourse.tasks.prompts import PromptSampler
 from rlcourse.train import Trainer
 from tools.bench.models import write_random_model
 from tools.bench.prompts import policy_and_prompts
-from tools.bench.results import Results, Rows
+from tools.bench.results import Results, Rows, median_and_spread
 from tools.bench.step import our_step, step_trainer, time_steps
 
 

@@ -9,13 +9,13 @@ import torch
 
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.device import find_device
-from rlcourse.measure.timing import measure, median_and_spread
+from rlcourse.measure.timing import measure
 from rlcourse.rollout import vllm
 from rlcourse.runs import new_run
 from rlcourse.tasks import Answer, load_task
 from rlcourse.train import Trainer, train_step
 from tools.bench.models import write_random_model
-from tools.bench.results import Results, Rows
+from tools.bench.results import Results, Rows, median_and_spread
 
 WARMUP = 5  # steps: prompts of several lengths, so that what is captured for each is there
 
