@@ -116,7 +116,7 @@ def merge(
     """
     output = output.expanduser()
     try_empty_folder(output, "choose another --output")
-    from rlcourse.merge import merge_adapter
+    from rlcourse.publish import merge_adapter
 
     found = merge_adapter(adapter.expanduser(), output)
     print(f"{found} is merged into its base: `rlcourse eval --model {output}` measures it.")

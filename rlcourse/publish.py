@@ -1,4 +1,5 @@
-"""Publishing: a run's model as a folder, or a repository on the hub, that transformers, peft and vLLM load."""
+"""Models for others: a run's, as a folder or a repository on the hub that transformers, peft and vLLM load; an adapter
+merged into its base."""
 
 import shutil
 import tempfile
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlcourse.adapters import save_adapter
 from rlcourse.checkpoint import latest_checkpoint, policy_of_run, step_of
 from rlcourse.config import TrainConfig
-from rlcourse.files import new_folder, read_json, try_empty_folder
+from rlcourse.files import new_folder, read_json, try_empty_folder, try_folder
 from rlcourse.lora import NAME
 from rlcourse.model_card import PRIVATE, Run, license_of, model_card, public
 from rlcourse.model_files import is_adapter
@@ -132,3 +133,27 @@ def full_name(hub: str) -> str:
         remedy = "run `hf auth login`, check the network, or publish to a folder with --to"
         raise ConnectionError(f"The login to the Hugging Face hub failed: {remedy}.") from error
     return hub if "/" in hub else f"{user}/{hub}"
+
+
+def save_model(policy: Policy, output: Path) -> None:
+    """Write model and tokenizer to `output`, which is empty or not there."""
+    with new_folder(output) as aside:
+        policy.model.save_pretrained(aside)
+        policy.tokenizer.save_pretrained(aside)
+
+
+def merge_adapter(place: Path, output: Path) -> Path:
+    """Write the model that an adapter makes of its base to `output`.
+
+    place: the adapter's folder, or that of a run: then it is the last checkpoint. Returns the adapter's folder. Raises
+    FileNotFoundError or ValueError, in one sentence, if there is no adapter or it cannot be read.
+    """
+    folder = latest_checkpoint(place) if (place / "checkpoints").is_dir() else place
+    if not is_adapter(folder):
+        whole = (folder / "config.json").is_file()
+        why = "its weights are whole already" if whole else "name a folder with adapter_config.json, or a run"
+        raise FileNotFoundError(f"There is no adapter in {folder}: {why}.")
+    policy = load_policy(str(folder.resolve()))
+    try_folder(output, "choose another --output", 4 * sum(p.numel() for p in policy.model.parameters()))
+    save_model(policy, output)
+    return folder

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlcourse.adapters import load_adapter, save_adapter
 from rlcourse.checkpoint import latest_checkpoint, save_checkpoint
-from rlcourse.merge import merge_adapter
 from rlcourse.policy import load_policy
+from rlcourse.publish import merge_adapter
 from rlcourse.tasks.tokenizer import train_tokenizer
 
 

@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from rlcourse import cli, doctor, evaluation, memory, merge
+from rlcourse import cli, doctor, evaluation, memory, publish
 from rlcourse import train as trainer
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.measure.shapes import model_shape
@@ -157,7 +157,7 @@ def test_sft_takes_its_options_and_says_what_it_achieved(monkeypatch):
 
 def test_merge_names_the_adapter(monkeypatch, tmp_path):
     calls = []
-    monkeypatch.setattr(merge, "merge_adapter", lambda *call: calls.append(call) or Path("the/adapter"))
+    monkeypatch.setattr(publish, "merge_adapter", lambda *call: calls.append(call) or Path("the/adapter"))
     done = invoke("merge", "runs/x", "--output", str(tmp_path / "new"))
     assert calls == [(Path("runs/x"), tmp_path / "new")]
     assert "the/adapter is merged into its base" in done.output and f"eval --model {tmp_path / 'new'}" in done.output

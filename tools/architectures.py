@@ -21,9 +21,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from rlcourse.config import make_config
 from rlcourse.head import OWN_LOGITS
 from rlcourse.learner import Learner
-from rlcourse.merge import save_model
 from rlcourse.paths import model_folder
 from rlcourse.policy import Policy, load_policy
+from rlcourse.publish import save_model
 from rlcourse.rollout.hf import HFEngine
 from rlcourse.sampling import Sampling
 from rlcourse.sft.data import Example

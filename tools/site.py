@@ -88,7 +88,7 @@ API = {
     "Reward": ["tasks.verify", "tasks.boxed"],
     "Advantages and loss": ["advantages", "logprobs", "head", "losses", "learner"],
     "A run": ["watch", "preview", "evaluation", "checkpoint", "runs", "files", "interrupts"],
-    "Publishing": ["publish", "model_card", "merge"],
+    "Publishing": ["publish", "model_card"],
     "Speedrun": ["speedrun", "speedrun.verifier", "speedrun.worker"],
     "Several GPUs": [
         "dist",

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from rlcourse.merge import save_model
 from rlcourse.policy import Policy
+from rlcourse.publish import save_model
 
 
 def save_halved(policy: Policy, output: Path) -> None:

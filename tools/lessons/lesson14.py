@@ -23,8 +23,8 @@ from rlcourse.config import TrainConfig, make_config
 from rlcourse.course.lessons.recorded import FEWER, RETAUGHT_STEPS, SAMPLES, SLIGHTLY_FEWER
 from rlcourse.evaluation import answer_problems, evaluate, load_all, summarize
 from rlcourse.files import read_json, read_lines
-from rlcourse.merge import save_model
 from rlcourse.policy import load_policy
+from rlcourse.publish import save_model
 from rlcourse.sampling import GREEDY
 from rlcourse.tasks import Judgement, load_task
 from rlcourse.tasks.kernels.judge import CAP
