@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-from rlcourse.config import TrainConfig
-
 
 def wanted_device(config: Any) -> str:
     """'cpu' or 'cuda'. 'auto' is the GPU if torch has one, or if the config asks for bfloat16, which needs one."""
@@ -25,8 +23,7 @@ def find_device(config: Any) -> torch.device:
     """The device to train on. Raises ValueError if the config needs a GPU and there is none."""
     device = torch.device(wanted_device(config))
     if not can_run(config):
-        preset = f" (preset {config.preset!r})" if isinstance(config, TrainConfig) else ""
-        reason = "device 'cuda'" if config.device == "cuda" else f"bfloat16{preset}"
+        reason = "device cuda" if config.device == "cuda" else "dtype bfloat16"
         raise ValueError(f"No CUDA GPU was found, which {reason} needs: `rlcourse doctor` says what runs here.")
     return device
 

@@ -52,7 +52,7 @@ def preview(config: TrainConfig, began: float) -> None:
         run.began = began
         trainer = Trainer(run, find_device(config))
         greedy, evaluation = evaluation_seconds(trainer)
-        parts = trainer.learner, trainer.engine, trainer.judged, trainer.data_sampler
+        parts = trainer.learner, trainer.engine, trainer.training_task, trainer.data_sampler
         found = [train_step(*parts, step) for step in range(STEPS)]
         saving = seconds(lambda: save(trainer), trainer.device)
     print_answers(trainer, found[0][1], greedy)

@@ -158,12 +158,12 @@ class Trainer(TrainingLoop):
     def __init__(self, run: RunFolder, device: torch.device, world: OneProcess = ALONE):
         config, task, initial = run.config, task_of(run.config), None
         self.setup(run, device, world)
-        judged = task
+        training_task = task
         if config.judge is not None:
             from rlcourse.tasks.judged import with_judge  # a laptop has none
 
             answers = run.path / ("judge.jsonl" if world.rank == 0 else f"judge.{world.rank}.jsonl")
-            judged = with_judge(task, config.judge, answers)
+            training_task = with_judge(task, config.judge, answers)
         dtype, longest = getattr(torch, config.dtype), config.max_prompt_tokens + config.max_new_tokens
         self.metrics, self.headline = task.metrics, next(iter(task.metrics))
         if config.needs_reference and (run.checkpoint is not None or config.shard) and not config.lora_rank:
@@ -177,7 +177,7 @@ class Trainer(TrainingLoop):
 
             check_memory(share_of(config, world.size), self.policy.model.config, device, world.size)
         engine = make_engine(self.policy, config.engine, dtype, config.compile, longest, config.cache_gb, config.sleep)
-        self.engine, self.task, self.judged = world.shared(engine, task, judged)
+        self.engine, self.task, self.training_task = world.shared(engine, task, training_task)
         kept = short_enough(task.problems("train"), task, self.policy, config)
         why = f"training problems, whose prompts have more than {config.max_prompt_tokens} tokens"
         self.run.warn(0, left_out(len(kept), len(task.problems("train")), why, "raise --max-prompt-tokens"))
@@ -188,7 +188,7 @@ class Trainer(TrainingLoop):
         self.finish_setup()
 
     def train_step(self) -> tuple[dict[str, Any], Completions]:
-        return train_step(self.learner, self.engine, self.judged, self.data_sampler, self.step)
+        return train_step(self.learner, self.engine, self.training_task, self.data_sampler, self.step)
 
     def warnings(self, completions: Completions) -> dict[str, str]:
         return after_step(self.steps, completions.answers, completions.rewards.tolist(), self.config)
