@@ -7,6 +7,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from rlcourse.settings import shown
+
 Messages = list[dict[str, str]]  # a conversation: role and content of each turn
 
 DATE = datetime.date(2024, 7, 26)  # every day's prompts are those of this day
@@ -42,7 +44,7 @@ def write_chats(tokenizer: PreTrainedTokenizerBase, chats: list[Messages], open_
             if start < 0:
                 raise ValueError(
                     f"The model's chat template leaves out or changes a part of the {message['role']} turn "
-                    f"{shortened(content)!r}: correct chat_template.jinja, or leave that part out yourself."
+                    f"{shown(content)}: correct chat_template.jinja, or leave that part out yourself."
                 )
             end = start + len(content)
     return texts
@@ -71,10 +73,6 @@ def without_system_turn(chat: Messages) -> Messages:
     if chat[0]["role"] != "system" or len(chat) < 2 or chat[1]["role"] != "user":
         return chat
     return [chat[1] | {"content": f"{chat[0]['content']}\n\n{chat[1]['content']}"}, *chat[2:]]
-
-
-def shortened(text: str, limit: int = 60) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def template_end(tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -92,7 +92,7 @@ def restore(training: Any) -> None:
         set_random_state(state["random"], training.device)
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError):
         raise damaged(checkpoint, "trainer.pt does not fit the model and the run") from None
-    for what, now in belongs_to(training, training.policy.loaded).items():
+    for what, now in belongs_to(training, training.policy.weights_digest).items():
         if now != had.get(what):
             raise ValueError(f"The {what} is not what {training.run.path} had: bring that back, or start a new run.")
 
@@ -182,7 +182,7 @@ def policy_of_run(config: Any, device: torch.device, checkpoint: Path | None = N
         load_adapter(policy.model, checkpoint)
     except (ValueError, FileNotFoundError) as error:
         raise damaged(checkpoint, str(error).rpartition(": ")[0]) from error
-    policy.loaded = digest(policy.model)
+    policy.weights_digest = digest(policy.model)
     return policy
 
 

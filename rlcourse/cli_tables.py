@@ -8,12 +8,11 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 
 from rlcourse.config import TrainConfig
+from rlcourse.tasks import in_format
 
 
 def printed(name: str, value: float | None, metrics: dict[str, str]) -> str:
     """A result as a table has it: in its task's format, or as a share."""
-    from rlcourse.tasks import in_format
-
     return in_format(value, ({"loss": ".3f", "tokens": ".1f"} | metrics).get(name, ".1%"))
 
 

@@ -43,14 +43,14 @@ transformers_logging.disable_progress_bar()  # loading and saving would draw bar
 
 @dataclass
 class Policy:
-    """A causal LM in float32, its tokenizer, the token ids that end and pad a completion, and the `digest` of the
+    """A causal LM in float32, its tokenizer, the token ids that end and pad a completion, and the digest of the
     weights that were loaded, if they were."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     eos_ids: list[int]
     pad_id: int
-    loaded: str = ""
+    weights_digest: str = ""
 
     @property
     def device(self) -> torch.device:
@@ -114,7 +114,7 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
 
         policy = load_policy(base_of(folder), device)
         load_merged(policy.model, folder)
-        return replace(with_words_of(folder, policy), loaded=digest(policy.model))
+        return replace(with_words_of(folder, policy), weights_digest=digest(policy.model))
     path = name if folder is None else str(folder)
     if folder is not None:
         check_model_files(folder)
@@ -139,7 +139,7 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
             try_model(policy.model, tokenizer(ORDINARY, add_special_tokens=False)["input_ids"], policy.pad_id)
         except Exception as error:
             raise ValueError(f"The model in {path} cannot be used ({first_line(error)}): use another one.") from error
-    return replace(policy, loaded=digest(policy.model))
+    return replace(policy, weights_digest=digest(policy.model))
 
 
 def policy_of(

@@ -183,7 +183,7 @@ class Trainer(TrainingLoop):
         self.run.warn(0, left_out(len(kept), len(task.problems("train")), why, "raise --max-prompt-tokens"))
         self.data_sampler, self.data_digest = PromptSampler(kept, config.seed), fingerprint(task, self.policy)
         if config.needs_reference and not config.lora_rank:
-            self.reference_digest = (initial or self.policy).loaded
+            self.reference_digest = (initial or self.policy).weights_digest
         warn_of_mismatch(config, engine.exact and self.learner.exact, device)
         self.finish_setup()
 
