@@ -19,7 +19,7 @@ from rich.markup import escape
 from rlcourse.config import TrainConfig
 from rlcourse.files import reason
 from rlcourse.interrupts import STOPS, Terminated, raise_terminated
-from rlcourse.settings import Range, Settings, field_type
+from rlcourse.settings import Settings, field_type
 
 LESS_MEMORY = "Lower --micro-batch-tokens, --num-prompts or --max-new-tokens, or add --gradient-checkpointing."
 SHOW_WHERE = "(RLCOURSE_TRACEBACK=1 shows where.)"
@@ -64,21 +64,6 @@ def takes_settings(command, kind: type[Settings] = TrainConfig):
     with_options.__doc__ = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(command))  # typer keeps line breaks
     with_options.__name__ = command.__name__
     return with_options
-
-
-def within(numbers: Range) -> Callable:
-    """A callback for an option that is not a setting of a run: a number outside the range ends the command with one
-    sentence. Unlike typer's `min` and `max`, it refuses nan."""
-
-    def check(parameter: typer.CallbackParam, value: Any) -> Any:
-        try:
-            if value is not None:
-                numbers.check(parameter.opts[0], value)
-        except ValueError as error:
-            refuse(str(error))
-        return value
-
-    return check
 
 
 @contextmanager

@@ -50,7 +50,6 @@ def refused(*arguments: str, code: int = 2) -> str:
         ("eval --temperature nan", "temperature must be from 0.01 to 100, not nan."),
         ("train --resume --name ../x", "name must be that of a folder in --output"),
         ("sft --lora-rank -1 --resume", "lora_rank must be from 0"),
-        ("grade x.ipynb --memory nan", "--memory must be from 0.1 to 1,000, not nan."),
     ],
 )
 def test_what_once_got_through_is_refused(arguments, sentence):
@@ -178,7 +177,7 @@ def test_what_libraries_log_and_warn_of_is_held_back_and_comes_back_afterwards(m
 def test_a_refusal_comes_at_once_and_loads_no_torch():
     start = time.perf_counter()
     code = "import sys; from rlcourse import cli; sys.modules['torch'] = None; cli.main()"
-    for arguments in (["train", "--lr", "nan"], ["lab", "--port", "0"]):
+    for arguments in (["train", "--lr", "nan"], ["eval", "--eval-problems", "0"]):
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
         assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert time.perf_counter() - start < 40
