@@ -11,7 +11,7 @@ from rlcourse.tasks.task import Problem
 
 Parsed = TypeVar("Parsed")
 PROVENANCE = (  # columns that say where a record is from, and nothing that a model should learn
-    "id", "idx", "index", "uuid", "prompt_id", "source", "dataset", "split", "category", "topic", "subject", "level",
+    "id", "idx", "index", "uuid", "unique_id", "prompt_id", "source", "dataset", "split", "category", "topic", "subject", "level",
     "difficulty", "language", "license", "url", "timestamp", "model", "metadata",
 )  # fmt: skip
 EMPTY = None, "", [], {}
@@ -73,8 +73,7 @@ def parse_problem(line: bytes) -> Problem:
     """
     record = parse_record(line, '{"question": "...", "answer": "... #### 42"}')
     question, answer = texts_of(record, ("question", "answer"))
-    if unread := meant(record).keys() - {"question", "answer"}:
-        raise ValueError(f"the column {min(unread)} isn't asked: put it into the question, or leave it out.")
+    check_columns(record, {"question", "answer"})
     level = record.get("level")
     return Problem(question, answer, gold_of(answer), level if type(level) is int else None)
 
@@ -103,6 +102,12 @@ def parse_record(line: bytes, example: str) -> dict[str, Any]:
 def meant(record: dict[str, Any]) -> dict[str, Any]:
     """The columns of a record that hold something, and not only where it is from."""
     return {key: value for key, value in record.items() if value not in EMPTY and key not in PROVENANCE}
+
+
+def check_columns(record: dict[str, Any], read: set[str]) -> None:
+    """Raise ValueError if the record has a column that isn't read and may be part of the question."""
+    if unread := meant(record).keys() - read:
+        raise ValueError(f"the column {min(unread)} isn't asked: put it into the question, or leave it out.")
 
 
 def gold_of(answer: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlcourse.hub import load_rows
 from rlcourse.tasks.boxed import as_written, last_box
-from rlcourse.tasks.jsonl import hold_out, parse_record, read_train_and_test, texts_of
+from rlcourse.tasks.jsonl import check_columns, hold_out, parse_record, read_train_and_test, texts_of
 from rlcourse.tasks.pool import Failed, JudgePool
 from rlcourse.tasks.task import Attempt, MathTask, Problem
 from rlcourse.tasks.verify import Readings, to_number
@@ -21,6 +21,7 @@ VALIDATION = 512  # the last training problems, held out
 SECONDS, MEMORY_GB, PROCESSES = 5.0, 4.0, 8  # for one answer; processes at most
 TAIL = 500  # characters in which an answer without a box is looked for
 INSTRUCTION = r"Solve the problem step by step. Put your final answer within \boxed{}."
+SOLUTIONS = {"solution", *(f"r1_solution_{n}" for n in (1, 2, 3))}  # worked answers, which nothing reads
 EXAMPLE = '{"question": "...", "final_answer": "..."}'
 
 
@@ -108,9 +109,11 @@ def _from_hub() -> list[list[Problem]]:
 
 
 def problem_of(record: dict[str, Any]) -> Problem:
-    """The problem in a record with DeepMath's fields or MATH's. Raises ValueError if one is missing."""
+    """The problem in a record with DeepMath's fields or MATH's. Raises ValueError if one is missing, or for others."""
     both = ("question", "problem"), ("final_answer", "answer")
-    question, answer = texts_of(record, [next((name for name in names if name in record), names[0]) for names in both])
+    keys = [next((name for name in names if name in record), names[0]) for names in both]
+    question, answer = texts_of(record, keys)
+    check_columns(record, SOLUTIONS.union(keys))
     level = record.get("level", record.get("difficulty"))
     graded = type(level) in (int, float) and level >= 0  # DeepMath has -1 for a difficulty that is not known
     return Problem(question.strip(), "", answer.strip(), int(level) if graded else None)

@@ -167,6 +167,12 @@ def test_the_fields_of_both_data_sets_are_read(record, expected):
     assert problem_of(record) == expected
 
 
+@pytest.mark.parametrize("extra", [{"context": "Let x be 3."}, {"problem": "R?"}, {"answer": "6"}])
+def test_a_column_that_nothing_reads_is_refused(extra):
+    with pytest.raises(ValueError, match=f"the column {next(iter(extra))} isn't asked"):
+        problem_of({"question": "Q?", "final_answer": "5", "difficulty": 4.5, "r1_solution_1": "long"} | extra)
+
+
 def write(folder, train: int, lines=()):
     rows = [{"question": f"{n}?", "final_answer": str(n), "difficulty": 3.5} for n in range(train)]
     (folder / "train.jsonl").write_text("\n".join([*map(json.dumps, rows), *lines]))
