@@ -40,8 +40,8 @@ def join_completions(parts: list[Completions]) -> Completions:
 
 
 def answer_rewards(answers: list[Answer], config: TrainConfig) -> list[float]:
-    """What each answer earns by the verdict of its task."""
-    return [answer.verdict.reward(config) for answer in answers]
+    """The reward of each answer: its task's, which `Task.judge` gave it."""
+    return [answer.verdict.reward for answer in answers]
 
 
 def collect(
@@ -68,8 +68,9 @@ def collect(
             rollout = engine.generate(asked, config.num_generations, config.max_new_tokens, config.sampling)
         with timer("reward"):
             answers = judge(policy, task, problems, rollout, training=True)
-            rewards = torch.tensor(reward_function(answers, config), dtype=torch.float32, device=rollout.ids.device)
+            rewards = reward_function(answers, config)
             check_rewards(rewards, answers, task.name)
+        rewards = torch.tensor(rewards, dtype=torch.float32, device=rollout.ids.device)
         return Completions(rollout, answers, rewards)
 
     def with_signal(some: Completions) -> torch.Tensor:
@@ -89,7 +90,7 @@ def collect(
 def judge(policy: Policy, task: Task, problems: list[Problem], rollout: Rollout, training: bool) -> list[Answer]:
     """The answer in each row of a rollout, judged. Rows are group-major, equally many for each problem.
 
-    Raises ValueError if the task's verdicts are not one for each row, with the metrics that it names.
+    Raises ValueError if the task's verdicts aren't one for each row, with the metrics that it names, all numbers.
     """
     texts = policy.texts(rollout.completion_ids, rollout.completion_mask)
     lengths, finished = rollout.completion_lengths.tolist(), rollout.finished.tolist()
@@ -102,5 +103,6 @@ def judge(policy: Policy, task: Task, problems: list[Problem], rollout: Rollout,
         if list(verdict.metrics) != list(task.metrics):
             measured, named = (", ".join(names) or "nothing" for names in (verdict.metrics, task.metrics))
             raise ValueError(f"A verdict of task {task.name} measures {measured}; its metrics are {named}.")
-    rows = zip(asked, texts, lengths, finished, verdicts, strict=True)
-    return [Answer(*row) for row in rows]
+    answers = [Answer(*row) for row in zip(asked, texts, lengths, finished, verdicts, strict=True)]
+    check_rewards([verdict.reward for verdict in verdicts], answers, task.name)
+    return answers

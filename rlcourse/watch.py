@@ -6,6 +6,7 @@ what happened, why, what to do, and shows one real answer.
 
 import math
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ def before_training(greedy: list[Answer], groups: list[list[Answer]], config: Tr
     found = unreadable(greedy) | cut_off(greedy, config)
     if groups:
         sampled = [answer for group in groups for answer in group]
-        rewards = [[answer.verdict.reward(config) for answer in group] for group in groups]
+        rewards = [[answer.verdict.reward for answer in group] for group in groups]
         found |= pays_for_form(sampled, [reward for group in rewards for reward in group], config)
         same = all(len(set(group)) == 1 for group in rewards)
         if config.advantage in GROUPED and same and "unreadable" not in found:
@@ -202,21 +203,16 @@ def collapse(steps: list[dict[str, Any]], answers: list[Answer]) -> Warnings:
     return found
 
 
-def check_rewards(rewards: torch.Tensor, answers: list[Answer], task: str) -> None:
-    """Raise ValueError if a reward or a metric isn't finite, or a reward so large that its square isn't."""
-    for what, values in (("reward", rewards), *metrics_of(answers)):
-        bad = (~(values.abs() < LARGEST)).nonzero().flatten().tolist()
-        if bad:
-            raise ValueError(
-                f"The judge of task {task} gave {len(bad)} of {len(answers)} answers a {what} that is not finite or "
-                f"far too large ({values[bad[0]].item()}): fix the judge. The first was {quoted(answers[bad[0]])}"
-            )
-
-
-def metrics_of(answers: list[Answer]) -> Iterable[tuple[str, torch.Tensor]]:
-    """Each metric with its values, 0 where there is none."""
-    for name in answers[0].verdict.metrics:
-        yield name, torch.tensor([float(answer.verdict.metrics[name] or 0) for answer in answers])
+def check_rewards(rewards: Iterable[Any], answers: list[Answer], task: str) -> None:
+    """Raise ValueError if a reward or a metric is no number, not finite, or so large that its square isn't."""
+    for reward, answer in zip(rewards, answers, strict=True):
+        for what, value in [("reward", reward), *answer.verdict.metrics.items()]:
+            number = isinstance(value, Real | torch.Tensor) and abs(value) < LARGEST
+            if not number and (value is not None or what == "reward"):
+                raise ValueError(
+                    f"The judge of task {task} gave an answer a {what} of {value!r}, which is no finite number below "
+                    f"{LARGEST:g}: fix the judge. The answer: {quoted(answer)}"
+                )
 
 
 def check_metrics(metrics: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from policies import DEVICE, FixedEngine
 
-from rlcourse.collect import answer_rewards, collect
+from rlcourse.collect import collect
 from rlcourse.config import make_config
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import Answer, Attempt, MathTask, Problem
@@ -87,11 +87,10 @@ def test_the_engine_is_asked_for_what_the_config_says_and_the_policy_gets_the_in
 
 def test_the_reward_scheme_of_the_config_is_used():
     texts = {"#### 7": True, "the answer is 7": True, "#### 8": True, "no idea": True, "#### 7 ": False}
-    answers = [answer(text, 1, finished) for text, finished in texts.items()]
-    config = make_config(reward_format=0.25)
-    assert answer_rewards(answers, config) == [1.0, 0.0, 0.25, 0.0, 0.0]
-    lenient = [replace(a, verdict=replace(a.verdict, rewarded="lenient")) for a in answers]
-    assert answer_rewards(lenient, config) == [1.0, 1.0, 0.25, 0.0, 0.0]
+    attempts = [Attempt(NUMBERS[7], text, 1, finished) for text, finished in texts.items()]
+    for parser, second in (("strict", 0.0), ("lenient", 1.0)):
+        task = replace(TASK, train=[]).with_settings(make_config(reward_format=0.25, reward_parser=parser))
+        assert [verdict.reward for verdict in task.judge(attempts, training=True)] == [1.0, second, 0.25, 0.0, 0.0]
 
 
 SIGNAL = {0: [0, 1, 2, 3], 1: [2], 2: [], 3: [], 4: [0, 1], 5: [1, 2, 3]}

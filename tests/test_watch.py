@@ -13,7 +13,6 @@ from rlcourse import cli, preview, watch
 from rlcourse.config import make_config
 from rlcourse.sft import trainer as fine_tuning
 from rlcourse.tasks import Answer, Judgement, MathTask, Problem, load_task
-from rlcourse.tasks.verify import verify
 
 TASKS = """
 import re
@@ -41,6 +40,7 @@ never = task(lambda a: 0.0)
 half = task(lambda a: 0.5)
 broken = task(lambda a: float("nan"))
 huge = task(lambda a: 1e30)
+wordy = task(lambda a: "1.0")
 
 def unmeasured(data_dir):
     class Unmeasured(Own):
@@ -115,7 +115,7 @@ def test_most_answers_cut_off_is_named_before_the_first_step():
     assert warnings["cut_off"]["step"] == 0 and "after 3 tokens" in warnings["cut_off"]["text"]
 
 
-@pytest.mark.parametrize("task", ["broken", "huge", "unmeasured"])
+@pytest.mark.parametrize("task", ["broken", "huge", "wordy", "unmeasured"])
 def test_a_reward_that_is_not_finite_ends_the_run_before_it_learns_and_does_not_blame_the_learning_rate(task):
     result, _ = train(f"--task ours:{task}")
     assert result.exit_code == 2 and "fix the judge" in result.stderr and "--lr" not in result.stderr
@@ -130,8 +130,8 @@ def test_a_reward_for_form_alone_is_named_within_five_steps():
 
 @pytest.mark.parametrize("preset", ["laptop", "a10g", "h200"])
 def test_no_preset_pays_for_form_alone(preset):
-    config = make_config(preset)
-    assert [verify(text, "12").reward(config) for text in ("#### 104", "I guess", "#### 12")] == [0, 0, 1]
+    task = load_task("minigsm").with_settings(make_config(preset))
+    assert [task.verify(text, "12").reward for text in ("#### 104", "I guess", "#### 12")] == [0, 0, 1]
 
 
 def test_a_learning_rate_of_zero_is_named():

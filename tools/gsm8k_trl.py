@@ -40,7 +40,7 @@ class Judge:
             for text, ids, n in zip(completions, completion_ids, number, strict=True)
         ]
         verdicts = self.task.judge(attempts, training=True)
-        rewards = [verdict.reward(self.config) for verdict in verdicts]
+        rewards = [verdict.reward for verdict in verdicts]
         self.answers += [(r, v.right, a.tokens) for r, v, a in zip(rewards, verdicts, attempts, strict=True)]
         return rewards
 

@@ -11,8 +11,8 @@ from rlcourse.tasks.task import Problem
 
 Parsed = TypeVar("Parsed")
 PROVENANCE = (  # columns that say where a record is from, and nothing that a model should learn
-    "id", "idx", "index", "uuid", "unique_id", "prompt_id", "source", "dataset", "split", "category", "topic", "subject", "level",
-    "difficulty", "language", "license", "url", "timestamp", "model", "metadata",
+    "id", "idx", "index", "uuid", "unique_id", "prompt_id", "source", "dataset", "split", "category", "topic",
+    "subject", "level", "difficulty", "language", "license", "url", "timestamp", "model", "metadata",
 )  # fmt: skip
 EMPTY = None, "", [], {}
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]+)?|\.[0-9]+)")

@@ -9,20 +9,16 @@ An answer that the task refuses is not shown to the model, and earns only what w
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlcourse.files import append_json, read_lines, write_text
 from rlcourse.interrupts import say
 from rlcourse.settings import model_and_address
 from rlcourse.tasks.llm_judge import Conversation, Endpoint
-from rlcourse.tasks.task import Attempt, Task, Verdict
-
-if TYPE_CHECKING:
-    from rlcourse.config import TrainConfig
+from rlcourse.tasks.task import Attempt, Judgement, Task, Verdict
 
 Scores = dict[str, float]
 
@@ -57,26 +53,6 @@ def with_judge(task: Task, judge: str, file: Path) -> "JudgedTask":
     return JudgedTask(task, Endpoint(address, name), file)
 
 
-@dataclass(frozen=True)
-class JudgedVerdict:
-    """See `rlcourse.tasks.Verdict`. asked: whether the model saw the attempt; judged: its mean score, if any."""
-
-    measured: Verdict
-    asked: bool
-    judged: float | None
-
-    right = property(attrgetter("measured.right"))
-    words = property(attrgetter("measured.words"))
-
-    @property
-    def metrics(self) -> dict[str, float | None]:
-        failed = float(self.judged is None) if self.asked else None
-        return self.measured.metrics | {"judged": self.judged, "judge_failed": failed}
-
-    def reward(self, config: "TrainConfig") -> float:
-        return (self.measured.reward(config) + (self.judged or 0.0)) / 2
-
-
 class JudgedTask:
     """A task and the model that scores its attempts in training; `file` keeps a line of JSON per reply."""
 
@@ -95,7 +71,7 @@ class JudgedTask:
     def metrics(self) -> dict[str, str]:
         return self.task.metrics | METRICS
 
-    def judge(self, attempts: list[Attempt], training: bool) -> list[JudgedVerdict]:
+    def judge(self, attempts: list[Attempt], training: bool) -> list[Judgement]:
         """The model is asked only about attempts that ended and that the task doesn't refuse."""
         measured = self.task.judge(attempts, training)
         shown = [i for i, a in enumerate(attempts) if a.finished and not is_refused(measured[i])]
@@ -104,7 +80,12 @@ class JudgedTask:
         if failed:
             say(f"The judge gave no scores for {failed} of {len(shown)}: {self.model.reason}.")
         means = {i: fmean(scores.values()) for i, scores in scored.items() if scores}
-        return [JudgedVerdict(verdict, i in scored, means.get(i)) for i, verdict in enumerate(measured)]
+        found = []
+        for i, verdict in enumerate(measured):
+            metrics = {"judged": means.get(i), "judge_failed": float(i not in means) if i in scored else None}
+            reward = (verdict.reward + means.get(i, 0.0)) / 2
+            found.append(Judgement(verdict.right, verdict.metrics | metrics, reward, verdict.words))
+        return found
 
     def ask(self, conversations: list[Conversation]) -> list[Scores | None]:
         """The scores for each conversation. One that has scores already, in this run or in the file, is not asked."""

@@ -48,7 +48,7 @@ class BoxedTask(MathTask):
         for i, box in enumerate(boxes):
             right, answer = found[items[i]] if i in items else (False, box)
             boxed = box is not None
-            verdicts.append(Readings(right and boxed, right, boxed, answer, self.rewarded))
+            verdicts.append(Readings(right and boxed, right, boxed, answer, self.rewarded, self.reward_format))
         return verdicts
 
 

@@ -42,27 +42,23 @@ class Verdict(Protocol):
     """A task's verdict on an attempt.
 
     right: what pass@k counts. metrics: the task's, by name, None where there is nothing to measure; means leave None
-    out. words: the verdict for a reader, such as "wrong".
+    out. reward: what training maximizes. words: the verdict for a reader, such as "wrong".
     """
 
     right: bool
     metrics: dict[str, float | None]
+    reward: float
     words: str
-
-    def reward(self, config: "TrainConfig") -> float: ...
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A `Verdict` whose reward, `earned`, needs no settings."""
+    """A `Verdict`."""
 
     right: bool
     metrics: dict[str, float | None]
-    earned: float
+    reward: float
     words: str
-
-    def reward(self, config: "TrainConfig") -> float:
-        return self.earned
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,7 @@ class Task(Protocol):
         ...
 
     def judge(self, attempts: list[Attempt], training: bool) -> list[Verdict]:
-        """A verdict per attempt; `training` is False in an evaluation, which may look more closely."""
+        """A verdict, with its reward, per attempt; an evaluation (`training` is False) may look more closely."""
         ...
 
 
@@ -113,7 +109,7 @@ class MathTask(ListTask):
     """A task whose answers are numbers, judged by `rlcourse.tasks.verify`.
 
     instruction: the prompt's system turn, "" for none. examples: problems shown before the question with their worked
-    answers. rewarded: the reading that counts, see `Readings`.
+    answers. rewarded and reward_format: what is right, and what is paid, see `Readings`.
     """
 
     name: str
@@ -123,16 +119,18 @@ class MathTask(ListTask):
     test: list[Problem]
     examples: tuple[Problem, ...] = ()
     rewarded: str = "strict"
+    reward_format: float = 0.0
 
     def with_settings(self, config: "TrainConfig") -> "MathTask":
-        """The task with the config's reading, and its first training problems as examples instead of for training.
+        """The task with the config's rewards, and its first training problems as examples instead of for training.
 
         Raises ValueError if there are too few worked answers.
         """
         shown, rest = self.train[: config.examples], self.train[config.examples :]
         if len(shown) < config.examples or not all(problem.answer.strip() for problem in shown):
             raise ValueError(f"Task {self.name} has no {config.examples} worked answers to show: use --examples 0.")
-        return replace(self, train=rest, examples=tuple(shown), rewarded=config.reward_parser)
+        paid = {"rewarded": config.reward_parser, "reward_format": config.reward_format}
+        return replace(self, train=rest, examples=tuple(shown), **paid)
 
     @property
     def metrics(self) -> dict[str, str]:
@@ -146,7 +144,7 @@ class MathTask(ListTask):
         return [(example.question, example.answer) for example in self.examples]
 
     def verify(self, text: str, gold: str) -> Readings:
-        return replace(verify(text, gold), rewarded=self.rewarded)
+        return replace(verify(text, gold), rewarded=self.rewarded, reward_format=self.reward_format)
 
     def judge(self, attempts: list[Attempt], training: bool) -> list[Readings]:
         """An unfinished attempt is never right: its 12 may have become 125."""

@@ -1,4 +1,4 @@
-r"""The reward: read the final number of a completion and compare it with the gold answer, exactly.
+r"""The reward of word problems: read the final number of a completion and compare it with the gold answer, exactly.
 
 There are two readings. The strict one takes the last `#### NUMBER`, GSM8K's own convention and what the model is asked
 to write. The lenient one also takes `\boxed{}`, "the answer is ..." and, failing these, the last number in the text.
@@ -18,10 +18,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rlcourse.config import TrainConfig
 
 MAX_DIGITS = 500  # more is not read as a number: int() takes quadratic time, and Python refuses it beyond a limit
 
@@ -52,6 +48,7 @@ class Readings:
     formatted: bool  # the strict reading found a number
     answer: str | None  # the number that was read, by the strict reading if it found one, else by the lenient one
     rewarded: str = "strict"  # or "lenient": decides what is right, what is paid, and which metric is first
+    reward_format: float = 0.0  # of a wrong answer in which the rewarded reading found a number
 
     @property
     def right(self) -> bool:
@@ -68,12 +65,13 @@ class Readings:
             return "right, but not in the form that was asked for"
         return "right" if self.right else "wrong"
 
-    def reward(self, config: "TrainConfig") -> float:
+    @property
+    def reward(self) -> float:
         """1 if the answer is right, else `reward_format` if the rewarded reading found a number, else 0."""
         if self.right:
             return 1.0
         readable = self.formatted if self.rewarded == "strict" else self.answer is not None
-        return config.reward_format if readable else 0.0
+        return self.reward_format if readable else 0.0
 
 
 CUT_OFF = Readings(strict=False, lenient=False, formatted=False, answer=None)  # whatever stands there

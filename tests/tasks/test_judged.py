@@ -9,7 +9,6 @@ from rlcourse.config import make_config
 from rlcourse.tasks import Attempt, Judgement, Problem, load_task
 from rlcourse.tasks.judged import METRICS, OF_ANSWERS, OF_PROGRAMS, JudgedTask, read_scores, with_judge
 
-CONFIG = make_config()
 VERDICTS = {  # of the measuring judge: earned, refused
     "right": (1.4, 0.0),
     "compiles": (0.1, 0.0),
@@ -67,8 +66,8 @@ def attempts(*texts, finished=True):
 def test_the_reward_is_the_mean_of_what_is_measured_and_what_is_judged(tmp_path):
     task = judged(lambda user: scores(0.8 if "right" in user else 0.2), tmp_path)
     right, compiles = task.judge(attempts("right", "compiles"), training=True)
-    assert right.reward(CONFIG) == pytest.approx((1.4 + 0.8) / 2)
-    assert compiles.reward(CONFIG) == pytest.approx((0.1 + 0.2) / 2)
+    assert right.reward == pytest.approx((1.4 + 0.8) / 2)
+    assert compiles.reward == pytest.approx((0.1 + 0.2) / 2)
     assert (right.right, right.words, compiles.right, compiles.words) == (True, "right", False, "compiles")
 
 
@@ -77,7 +76,7 @@ def test_what_is_refused_cut_off_or_not_measured_is_not_shown_and_earns_nothing(
     given = attempts("cheats", "unmeasured", "right", "no kernel", "no code")
     given += attempts("right", finished=False)
     found = task.judge(given, training=True)
-    assert [verdict.reward(CONFIG) for verdict in found] == [0, 0, pytest.approx(1.2), 0, 0, 0]
+    assert [verdict.reward for verdict in found] == [0, 0, pytest.approx(1.2), 0, 0, 0]
     assert [verdict.metrics["judged"] for verdict in found] == [None, None, 1.0, None, None, None]
     assert [verdict.metrics["judge_failed"] for verdict in found] == [None, None, 0.0, None, None, None]
     assert len(task.model.asked) == 1
@@ -88,15 +87,16 @@ def test_what_was_answered_is_not_asked_again_even_after_a_kill(tmp_path):
     first.judge(attempts("right", "compiles", "right"), training=True)
     assert len(first.model.asked) == 2
     again = judged(lambda user: scores(0.25), tmp_path)
-    assert again.judge(attempts("right"), training=True)[0].judged == 0.5 and not again.model.asked
+    assert again.judge(attempts("right"), training=True)[0].metrics["judged"] == 0.5 and not again.model.asked
     again.model.name = "another"
-    assert again.judge(attempts("right"), training=True)[0].judged == 0.25
+    assert again.judge(attempts("right"), training=True)[0].metrics["judged"] == 0.25
     file = tmp_path / "judge.jsonl"
     file.write_bytes(file.read_bytes()[:-20])
     for asked in (1, 0):
         cut = judged(lambda user: scores(0.75), tmp_path)
         cut.model.name = "another"
-        assert cut.judge(attempts("right"), training=True)[0].judged == 0.75 and len(cut.model.asked) == asked
+        [verdict] = cut.judge(attempts("right"), training=True)
+        assert verdict.metrics["judged"] == 0.75 and len(cut.model.asked) == asked
 
 
 NAMES = ("correctness", "speed")
@@ -131,7 +131,7 @@ def test_what_is_no_score_is_none(text):
 @pytest.mark.parametrize("said", [None, "rubbish"])
 def test_a_judge_that_fails_is_counted_and_said_and_what_was_measured_stays(said, tmp_path, capsys):
     found = judged(lambda user: said, tmp_path).judge(attempts("right", "compiles"), training=True)
-    assert [verdict.reward(CONFIG) for verdict in found] == [pytest.approx(0.7), pytest.approx(0.05)]
+    assert [verdict.reward for verdict in found] == [pytest.approx(0.7), pytest.approx(0.05)]
     assert [verdict.metrics["judge_failed"] for verdict in found] == [1.0, 1.0]
     assert [verdict.metrics["judged"] for verdict in found] == [None, None]
     assert "The judge gave no scores for 2 of 2: " in capsys.readouterr().out
@@ -160,7 +160,7 @@ def test_the_judge_sees_problem_and_answer_between_lines_that_the_answer_cannot_
 def test_answers_that_are_no_programs_are_scored_for_correctness_alone(tmp_path):
     task = judged(lambda user: scores(0.5, OF_ANSWERS), tmp_path, load_task("minigsm"))
     [verdict] = task.judge([Attempt(Problem("1+1?", "", "2"), "#### 2", 5, True)], training=True)
-    assert verdict.right and verdict.reward(CONFIG) == pytest.approx(0.75)
+    assert verdict.right and verdict.reward == pytest.approx(0.75)
     assert "compil" not in task.model.asked[0][0]
 
 

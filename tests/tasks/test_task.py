@@ -107,7 +107,7 @@ def test_the_readmes_task_runs(here):
     assert (problem.question, problem.gold) == ("Write 123 backwards.", "321")
     verdicts = task.judge([Attempt(problem, text, 3, True) for text in ("321", "3210", "123", "")], training=True)
     assert [v.right for v in verdicts] == [True, False, False, False]
-    assert [v.reward(None) for v in verdicts] == pytest.approx([1, 3 / 4, 1 / 3, 0])
+    assert [v.reward for v in verdicts] == pytest.approx([1, 3 / 4, 1 / 3, 0])
     assert all(list(v.metrics) == list(task.metrics) for v in verdicts)
     assert not {p.gold for p in task.problems("train")} & {p.gold for p in task.problems("test")}
     summary = train(make_config(task="reverse:task", steps=1, eval_problems=4, eval_every=0, pass_k=0, device="cpu"))

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import thinned
 
-from rlcourse.config import make_config
 from rlcourse.tasks import Attempt, MathTask, Problem
 from rlcourse.tasks.verify import MAX_DIGITS, Readings, extract_lenient, extract_strict, to_number, verify
 
@@ -82,24 +81,23 @@ NOTHING = Readings(False, False, False, None)
     [(RIGHT, 1, 1), (LENIENTLY_RIGHT, 0, 1), (WRONG, 0.1, 0.1), (LENIENTLY_WRONG, 0, 0.1), (NOTHING, 0, 0)],
 )
 def test_reward_is_that_of_the_chosen_reading(verdict, strict, lenient):
-    config = make_config(reward_format=0.1)
+    verdict = replace(verdict, reward_format=0.1)
     by_lenient = replace(verdict, rewarded="lenient")
-    assert (verdict.reward(config), by_lenient.reward(config)) == (strict, lenient)
+    assert (verdict.reward, by_lenient.reward) == (strict, lenient)
     assert (verdict.right, by_lenient.right) == (strict == 1, lenient == 1)
     assert list(by_lenient.metrics) == ["accuracy_lenient", "accuracy", "formatted"]  # what counts comes first
     assert by_lenient.metrics == verdict.metrics
     words = {RIGHT: "right", LENIENTLY_RIGHT: "right, but not in the form that was asked for"}
-    assert verdict.words == words.get(verdict, "wrong")
+    assert verdict.words == words.get(replace(verdict, reward_format=0.0), "wrong")
 
 
 @pytest.mark.parametrize(
     ("text", "parser"), [("#### 1", "strict"), ("the answer is 1", "lenient"), ("#### 2", "strict")]
 )
 def test_an_unfinished_attempt_earns_nothing_whatever_it_says(text, parser):
-    task, problem = MathTask("numbers", "", [], [], [], rewarded=parser), Problem("", "", "1")
-    config = make_config(reward_parser=parser, reward_format=0.1)
+    task, problem = MathTask("numbers", "", [], [], [], (), parser, 0.1), Problem("", "", "1")
     whole, cut = task.judge([Attempt(problem, text, 1, finished) for finished in (True, False)], training=True)
-    assert whole == replace(verify(text, "1"), rewarded=parser) and cut.reward(config) == 0
+    assert whole == replace(verify(text, "1"), rewarded=parser, reward_format=0.1) and cut.reward == 0
     assert not (cut.right or cut.lenient or cut.formatted)
 
 

@@ -7,7 +7,6 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
-from rlcourse.config import make_config
 from rlcourse.tasks import Attempt, load_task
 from rlcourse.tasks.kernels.language import eager, parse, read_computation, write
 from rlcourse.tasks.kernels.lowering import lower
@@ -17,7 +16,6 @@ from tools import measured
 CHAIN = KernelProblem(read_computation("a = add u v ; b = relu a ; y = mul b w"))
 EAGER = write(eager(CHAIN.computation))
 MERGED = "a = add u v put ; b = relu a end put ; y = mul b w end put ;"
-CONFIG = make_config()
 TIMES = {1: 4.0, 2: 5.0, 3: 12.0, 6: 30.0}  # microseconds of so many launches
 
 
@@ -47,7 +45,7 @@ def test_the_reward_is_by_measured_times_and_each_program_is_timed_once(clock):
     texts = [EAGER, MERGED, CHAIN.gold, MERGED, "y = add u v end put ;", "nonsense"]
     verdicts = judged(task, CHAIN, *texts)
     assert [v.metrics["measured_speedup"] for v in verdicts] == [1.0, 12 / 5, 12 / 4, 12 / 5, None, None]
-    assert [v.reward(CONFIG) for v in verdicts] == pytest.approx([0.2, 1.6, 2.2, 1.6, 0, 0])
+    assert [v.reward for v in verdicts] == pytest.approx([0.2, 1.6, 2.2, 1.6, 0, 0])
     assert [v.right for v in verdicts] == [True] * 4 + [False] * 2
     assert [v.metrics["measured_fast_2"] for v in verdicts] == [0, 1, 1, 1, 0, 0]
     assert verdicts[1].metrics["speedup"] not in (0, 1, 12 / 5)  # what is counted stays what it is
@@ -68,8 +66,8 @@ def test_what_is_wrong_on_the_gpu_earns_nothing_and_is_not_timed(clock, monkeypa
     monkeypatch.setattr(measured, "run_of", run_of)
     monkeypatch.setattr(task.stopwatch.pool, "map", lambda candidates: list(map(measured.is_right, candidates)))
     broken, right = judged(task, CHAIN, MERGED, CHAIN.gold)
-    assert not broken.right and broken.reward(CONFIG) == 0 and broken.metrics["measured_speedup"] is None
-    assert right.right and right.reward(CONFIG) == pytest.approx(2.2)
+    assert not broken.right and broken.reward == 0 and broken.metrics["measured_speedup"] is None
+    assert right.right and right.reward == pytest.approx(2.2)
     assert MERGED not in timed
 
 

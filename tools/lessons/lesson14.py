@@ -225,7 +225,7 @@ class RootTask(KernelTask):
     def verdict(self, text: str, problem: KernelProblem, training: bool) -> Judgement:
         verdict = super().verdict(text, problem, training)
         speedup = min(verdict.metrics["speedup"] or 0.0, CAP)
-        return replace(verdict, earned=verdict.earned + speedup**0.5 - speedup)
+        return replace(verdict, reward=verdict.reward + speedup**0.5 - speedup)
 
 
 def by_root(data_dir: str | None = None) -> KernelTask:

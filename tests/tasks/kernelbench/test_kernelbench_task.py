@@ -30,9 +30,9 @@ def test_what_cannot_be_judged_is_not_measured_and_what_was_cut_off_is_wrong(mon
     flat = pointwise_problem("relu")
     flat = type(flat)("flat", flat.source.replace("torch.relu(x)", "x + 0"))
     cut, unknown, none = task.judge([attempt(RIGHT, False), attempt(RIGHT, problem=flat), attempt("no idea")], True)
-    assert (cut.words, cut.earned, cut.metrics["compiled"], cut.metrics["speedup"]) == ("cut off", 0.0, 0.0, None)
+    assert (cut.words, cut.reward, cut.metrics["compiled"], cut.metrics["speedup"]) == ("cut off", 0.0, 0.0, None)
     assert unknown.words.startswith("not judged: flat") and set(unknown.metrics.values()) == {None}
-    assert (none.words, none.earned, none.metrics["correct"]) == ("no code", 0.0, 0.0)
+    assert (none.words, none.reward, none.metrics["correct"]) == ("no code", 0.0, 0.0)
 
 
 def test_training_times_less_than_an_evaluation(monkeypatch):
@@ -46,7 +46,7 @@ def test_training_times_less_than_an_evaluation(monkeypatch):
     task = KernelTask([], [], [], settings=Settings(trials=100))
     for training in (True, False):
         [found] = task.judge([attempt(RIGHT)], training)
-        assert found.right and found.words == "right" and found.earned == pytest.approx(0.1 + 0.3 + 2.5)
+        assert found.right and found.words == "right" and found.reward == pytest.approx(0.1 + 0.3 + 2.5)
         assert set(found.metrics) == set(METRICS) and found.metrics["speedup"] == 2.5 and found.metrics["ms"] is None
     assert [(s.trials, s.torch_compile) for s in asked] == [(20, False), (100, True)]
 
@@ -58,4 +58,4 @@ def test_attempts_are_judged_side_by_side():
     texts = [RIGHT, RIGHT.replace("tl.maximum(x, 0.0)", "x"), RIGHT.replace("tl.maximum", "tl.nothing")]
     right, wrong, broken = task.judge([attempt(text) for text in texts], training=True)
     assert [(found.right, found.words) for found in (right, wrong)] == [(True, "right"), (False, "wrong")]
-    assert right.earned > wrong.earned == pytest.approx(0.1) and not broken.right
+    assert right.reward > wrong.reward == pytest.approx(0.1) and not broken.right

@@ -2,7 +2,6 @@
 
 import pytest
 
-from rlcourse.config import make_config
 from rlcourse.tasks import Attempt, load_task
 from rlcourse.tasks.kernels import task as kernel_task
 from rlcourse.tasks.kernels.language import eager, read_computation, write
@@ -15,7 +14,6 @@ JOIN = KernelProblem(read_computation("a = add u v ; b = add w x ; y = mul a b")
 LONG = KernelProblem(read_computation("a = add u v ; b = relu a ; c = exp b ; d = neg c ; e = square d ; y = mul e w"))
 EAGER = "a = add u v end put ; b = relu a end put ; y = mul b w end put ;"
 LOST = "a = add u v end keep ; b = relu a end put ; y = mul b w end put ;"
-CONFIG = make_config()
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +43,7 @@ def test_eager_is_measured(task):
         "fast_1.5": 0, "fast_2": 0, "launches": 3, "refused_correct": None, "refused_fast_1": None,
         "long_correct": None, "long_fast_1": None, "long_share_of_optimum": None,
     }  # fmt: skip
-    assert verdict.reward(CONFIG) == pytest.approx(0.2)
+    assert verdict.reward == pytest.approx(0.2)
 
 
 def test_a_wrong_program_measures_nothing_and_earns_nothing(task):
@@ -56,7 +54,7 @@ def test_a_wrong_program_measures_nothing_and_earns_nothing(task):
         (LOST, True, 0),
     ):
         verdict = judged(task, CHAIN, text, finished)
-        assert not verdict.right and verdict.reward(CONFIG) == 0 and verdict.words
+        assert not verdict.right and verdict.reward == 0 and verdict.words
         assert verdict.metrics["compiled"] == compiled
         assert verdict.metrics["share_of_optimum"] == verdict.metrics["correct"] == verdict.metrics["fast_1"] == 0
         assert verdict.metrics["speedup"] is None and verdict.metrics["launches"] is None
@@ -80,7 +78,7 @@ def test_a_judge_with_a_hole_pays_for_what_it_believes_and_says_what_is_true():
     stale = load_task("rlcourse.tasks.kernels.task:stale")
     verdict = judged(stale, CHAIN, LOST, training=True)
     store = 4 * 1024 * 1024 / 600e3  # what the lost value saves, in microseconds
-    assert verdict.reward(CONFIG) == pytest.approx(0.2 + store / (eager_us(CHAIN.computation) - store))
+    assert verdict.reward == pytest.approx(0.2 + store / (eager_us(CHAIN.computation) - store))
     assert not verdict.right and verdict.metrics["correct"] == 0
     assert verdict.metrics["counted_correct"] == verdict.metrics["hacked"] == 1
     assert judged(stale, CHAIN, CHAIN.gold).metrics["hacked"] == 0
@@ -95,10 +93,10 @@ def test_partial_credit_is_paid_beside_the_reward_and_measured(task):
     assert partial.name == "kernels-partial" and partial.test == task.test
     for text, stated in ((LOST, 1.0), ("a = add u v put ;", 1 / 3), ("", 0.0)):
         verdict = judged(partial, CHAIN, text, training=True)
-        assert not verdict.right and verdict.metrics["stated"] == verdict.reward(CONFIG) == stated
+        assert not verdict.right and verdict.metrics["stated"] == verdict.reward == stated
     verdict = judged(partial, CHAIN, CHAIN.gold, training=True)
-    assert verdict.right and verdict.reward(CONFIG) == judged(task, CHAIN, CHAIN.gold).reward(CONFIG) + 1
-    assert judged(partial, CHAIN, EAGER, finished=False).reward(CONFIG) == 0
+    assert verdict.right and verdict.reward == judged(task, CHAIN, CHAIN.gold).reward + 1
+    assert judged(partial, CHAIN, EAGER, finished=False).reward == 0
 
 
 def test_evaluation_tries_more_inputs_than_training(task, monkeypatch):
