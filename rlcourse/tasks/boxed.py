@@ -18,12 +18,16 @@ WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|textit)\s*+\{([^{}]*+
 DIGITS = 300  # to which numbers that are no decimals are compared; 15, as is usual, finds 1/2^98 and 1/2^99 equal
 SPACES = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\$")
 
+GAP = r"(?<=[0-9])(?<!_[0-9])(?:\s|\\[,;:! ]|~)+(?=[0-9])(?![0-9]{3}(?![0-9]))"  # 1 2, but not 1 234
+
 # math-verify drops these, or reads them as something else: bases, primes, moduli, dots; 1/2x as 1/(2x).
 UNREAD = re.compile(
     r"[0-9]\s*_|[0-9A-F]{2,}\s*_|\)\s*_"  # bases
     r"|['\"′″]|\\prime|!!|\\[bp]?mod(?![a-z])|\\equiv|\\angle|\\[lcdv]?dots|…|\.\.|\^\{?T"
     r"|/(?:[0-9]+|[a-zA-Z])(?=[a-zA-Z(]|\\[a-z])|(?<![0-9:])[0-9]{1,2}:[0-9]{2}(?![0-9:])"  # 1/2x, 12:30
+    rf"|{GAP}|\b(?:hundred|thousand|million|billion|trillion|dozen)s?\b"
 )
+LOG = re.compile(r"\\log(?!\s*_|[a-zA-Z])")  # of which base?
 DEGREES = re.compile(r"\^?\{?\\circ\}?|°|\\degree")
 UNIT = re.compile(
     r"(?<=[^\s{(])(?:\s|\\[,;:! ]|~)*(?:\\(?:text|textbf|textrm|mathrm|mbox)\s*\{~?([^{}]*)\}"
@@ -48,9 +52,9 @@ def last_box(text: str) -> str | None:
 
 
 def as_written(answer: str) -> str:
-    r"""The answer without spaces, dollar signs, `\left` and `\right`, `\text{}` around words, kinds of `\frac` and a
-    full stop at the end, which don't change its meaning."""
-    answer = SPACES.sub("", WRAPPED.sub(r"\1", answer.replace(r"\$", "")))
+    r"""The answer without what doesn't change its meaning: dollar signs, `\left` and `\right`, `\text{}` around words,
+    kinds of `\frac`, a full stop at the end, and spaces except between two numbers."""
+    answer = SPACES.sub("", re.sub(GAP, "|", WRAPPED.sub(r"\1", answer.replace(r"\$", ""))))
     answer = re.sub(r"([_^])\{(\w|\\circ)\}", r"\1\2", re.sub(r"\\[dt]frac", r"\\frac", answer))
     return re.sub(r"(?<!\.)\.$", "", answer)
 
@@ -112,9 +116,9 @@ def compare(item: tuple[str, str, bool]) -> tuple[bool, str | None]:
     if as_written(answer) == as_written(gold):
         return True, answer
     (expected, unit), (given, other) = map(apart_from_unit, (gold, answer))
-    if must_be_alike(expected) or must_be_alike(given) or (unit and other and unit != other):
+    if must_be_alike(gold) or must_be_alike(answer) or (unit and other and unit != other):
         return False, answer
-    if of_another_kind(as_written(expected), as_written(given)):
+    if of_another_kind(as_written(expected), as_written(given)) or bool(LOG.search(gold)) != bool(LOG.search(answer)):
         return False, answer
     pair = [DEGREES.sub("", text) for text in (expected, given)]
     exact = [DECIMAL.sub(as_fraction, text) for text in pair]

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlcourse.files import read_bytes
+from rlcourse.interrupts import say
 from rlcourse.tasks.task import Problem
+from rlcourse.tasks.verify import plain, to_number
 
 Parsed = TypeVar("Parsed")
 PROVENANCE = (  # columns that say where a record is from, and nothing that a model should learn
@@ -15,7 +17,7 @@ PROVENANCE = (  # columns that say where a record is from, and nothing that a mo
     "subject", "level", "difficulty", "language", "license", "url", "timestamp", "model", "metadata",
 )  # fmt: skip
 EMPTY = None, "", [], {}
-NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]+)?|\.[0-9]+)")
+GROUPS = re.compile(r"(?<=[0-9])\s(?=[0-9]{3}(?![0-9]))")  # of digits: 12 345
 
 
 def read_problems(path: str | Path, parse: Callable[[bytes], Problem] | None = None) -> list[Problem]:
@@ -33,7 +35,14 @@ def read_train_and_test(folder: str, parse: Callable[[bytes], Problem], remedy: 
     for file in files:
         if not file.is_file():
             raise FileNotFoundError(f"There is no {file}: name a folder with train.jsonl and test.jsonl {remedy}.")
-    return [read_problems(file, parse) for file in files]
+    train, test = (read_problems(file, parse) for file in files)
+    known = {problem.question for problem in train}
+    if both := [problem for problem in test if problem.question in known]:
+        say(
+            f"{len(both):,} of {len(test):,} problems of {files[1]} are in train.jsonl, too: take them out of one of "
+            f"the two, or the test says nothing about new problems. One is “{both[0].question[:100]}”"
+        )
+    return [train, test]
 
 
 def hold_out(problems: list[Problem], count: int) -> tuple[list[Problem], list[Problem]]:
@@ -111,9 +120,9 @@ def check_columns(record: dict[str, Any], read: set[str]) -> None:
 
 
 def gold_of(answer: str) -> str:
-    """The number after the last `####` of a worked answer, without commas, dollar signs and spaces. Else ValueError."""
+    """The number after the last `####` of a worked answer, as plain text. ValueError if it can't be read as one."""
     _, mark, after = answer.rpartition("####")
-    gold = re.sub(r"[,$\s]", "", after)
-    if not mark or not NUMBER.fullmatch(gold):
+    number = GROUPS.sub("", after.strip())
+    if not mark or to_number(number) is None:
         raise ValueError("the answer does not end in '#### NUMBER'.")
-    return gold
+    return plain(number)

@@ -3,11 +3,11 @@ r"""The reward of word problems: read the final number of a completion and compa
 There are two readings. The strict one takes the last `#### NUMBER`, GSM8K's own convention and what the model is asked
 to write. The lenient one also takes `\boxed{}`, "the answer is ..." and, failing these, the last number in the text.
 
-A number is ASCII digits, with an optional sign (-, + or the Unicode minus), an optional currency sign ($, €, £), an
+A number is ASCII digits, with an optional sign (+, - or one of Unicode's), an optional currency sign ($, €, £), an
 optional decimal part, and commas only where they group by threes: `1,234` is one number, `3, 4` and `12,34` are two. A
 minus after a digit, a letter or a bracket subtracts: `10-3` ends in 3. `3/4` without spaces is a fraction, `3/0` is no
-number. A percent sign is a unit like any other (50% is 50), and so are words: 3 million is 3. Mixed numbers are not
-read as such: `1 1/2` ends in 1/2.
+number. A percent sign is a unit like any other (50% is 50), and so are words: 3 million is 3. Powers and fractions of
+one character are not read: `10^3`, `1e3`, `5²`, `2½`. Mixed numbers neither: `1 1/2` ends in 1/2.
 
 Every pattern here takes time linear in the length of the text: repeats are possessive (`*+`, `++`), so none backtracks.
 """
@@ -21,12 +21,15 @@ from itertools import chain
 
 MAX_DIGITS = 500  # more is not read as a number: int() takes quadratic time, and Python refuses it beyond a limit
 
-_SIGN = r"(?<![\w)\]}+−-])[+−-]"
+_DASHES = "−–‑‐-"
+_SIGN = rf"(?<![\w)\]}}+{_DASHES}])[+{_DASHES}]"
 _CURRENCY = r"\\?[$€£][ ]?"
 _INTEGER = r"(?:(?<![0-9],)[1-9][0-9]{0,2}(?:,[0-9]{3})++(?!,?[0-9])|[0-9]++)"
 _FRACTION = rf"(?<![0-9]/){_INTEGER}/{_INTEGER}(?![./,][0-9])"  # not in a date: 3/4/2020
-_UNSIGNED = rf"(?:{_FRACTION}|{_INTEGER}(?:\.[0-9]++)?|(?<![0-9])\.[0-9]++)"
-_NUMBER = rf"(?:{_SIGN}(?:{_CURRENCY})?|{_CURRENCY}[+−-]?)?{_UNSIGNED}"
+_UNSIGNED = rf"(?:{_FRACTION}|{_INTEGER}(?:\.[0-9]++)?+|(?<![0-9])\.[0-9]++)"
+_NOT_AN_EXPONENT = r"(?<![0-9^])(?<!\*\*)(?<!\^[{(-])(?<!\^\{-)(?<![0-9][eE])(?<![0-9][eE][+-])"
+_NO_EXPONENT = r"(?![½¼¾⅓⅔²³⁰¹⁴-⁹^]|\*\*|[eE][+-]?[0-9])"
+_NUMBER = rf"(?:{_SIGN}(?:{_CURRENCY})?|{_CURRENCY}[+{_DASHES}]?)?{_NOT_AN_EXPONENT}{_UNSIGNED}{_NO_EXPONENT}"
 _UNIT = r"[A-Za-z%°€£$][A-Za-z°²³/' \t-]*+"  # no digits and no operators: `#### 5 + 7 = 12` is not read as 5
 
 NUMBER = re.compile(_NUMBER)
@@ -36,7 +39,8 @@ BOXED = re.compile(r"\\boxed\{((?:[^{}]++|\{[^{}]*+\})*+)\}")  # braces nest onc
 ANSWER_IS = re.compile(r"\banswer is\b", re.IGNORECASE)
 # Not after a digit: the mixed number 1\frac{3}{4} must not become 13/4.
 FRAC = re.compile(r"(?<![0-9])\\[dt]?frac\{([^{}]*+)\}\{([^{}]*+)\}")
-LATEX_SPACE = re.compile(r"\{,\}|\\[!,]")  # 1{,}234 and 1\,234 and 1,\!234
+# 1{,}234 and 1\,234 and 1,\!234; and groups by an apostrophe or a space that doesn't break
+GROUPING = re.compile(r"\{,\}|\\[!,]|(?<=[0-9])['’\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ def extract_lenient(text: str) -> str | None:
     strict = extract_strict(text)
     if strict is not None:
         return strict
-    text = LATEX_SPACE.sub("", FRAC.sub(r"\1/\2", text))
+    text = GROUPING.sub("", FRAC.sub(r"\1/\2", text))
     boxes = (_first_readable(reversed(NUMBER.findall(box))) for box in reversed(BOXED.findall(text)))
     stated = (
         _first_readable(NUMBER.findall(after.partition("\n")[0])) for after in reversed(ANSWER_IS.split(text)[1:])
@@ -137,18 +141,18 @@ def to_number(text: str) -> Fraction | None:
     text = text.strip()
     if not WHOLE_NUMBER.fullmatch(text):
         return None
-    digits = _plain(text)
+    digits = plain(text)
     numerator, slash, denominator = digits.partition("/")
     if len(digits) > MAX_DIGITS or (slash and not denominator.strip("0")):
         return None
     return Fraction(numerator) / int(denominator or 1)
 
 
-def _plain(number: str) -> str:
+def plain(number: str) -> str:
     """A matched number without commas, currency, plus and percent signs and final full stop, with an ASCII minus."""
-    return re.sub(r"[,+$€£\\ %]", "", number).replace("−", "-").rstrip(".")
+    return re.sub(r"[−–‑‐]", "-", re.sub(r"[,+$€£\\ %]", "", number)).rstrip(".")
 
 
 def _first_readable(numbers: Iterable[str]) -> str | None:
     """The first of the matched numbers that has a value; `3/0` and endless digits have none."""
-    return next((_plain(number) for number in numbers if to_number(number) is not None), None)
+    return next((plain(number) for number in numbers if to_number(number) is not None), None)

@@ -64,6 +64,11 @@ def test_the_task_judges_worked_answers_and_asks_for_the_strict_form(folder):
     assert not task.verify(task.instruction, "2000").formatted
 
 
+def test_a_test_problem_that_is_trained_on_is_said(tmp_path, capsys):
+    load(str(write(tmp_path / "gsm8k", rows(VALIDATION + 3), rows(4, start=VALIDATION + 2))))
+    assert "1 of 4 problems of" in capsys.readouterr().out
+
+
 def test_the_hub_is_asked_when_no_folder_is_named(folder, monkeypatch):
     real_load = datasets.load_dataset
     asked = []

@@ -33,8 +33,8 @@ def test_blank_lines_windows_lines_and_a_byte_order_mark_are_fine(tmp_path, cont
 
 
 def test_gold_is_the_last_number_without_commas_currency_and_spaces():
-    answers = ("#### $70,000", "#### $ 1 000 ", "#### -0.5\n", "#### 3\nno, wait\n#### 4")
-    assert [gold_of(answer) for answer in answers] == ["70000", "1000", "-0.5", "4"]
+    answers = ("#### $70,000", "#### $ 1 000 ", "#### -0.5\n", "#### 3\nno, wait\n#### 4", "#### 1/2")
+    assert [gold_of(answer) for answer in answers] == ["70000", "1000", "-0.5", "4", "1/2"]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,10 @@ def test_gold_is_the_last_number_without_commas_currency_and_spaces():
         ("[1, 2]", "the line is a JSON list"),
         ('{"question": " ", "answer": "#### 2"}', "'question' is missing"),
         ('{"question": "How many?", "answer": "#### 2", "context": "Tom has 2."}', "the column context isn't asked"),
-        ('{"question": "How many?", "answer": "two"}', "the answer does not end in '#### NUMBER'"),
+        *(
+            (json.dumps({"question": "How many?", "answer": answer}), "the answer does not end in '#### NUMBER'")
+            for answer in ("two", "#### ", "#### 1,5", "#### 3 4", "#### 1e5", "#### ٣")
+        ),
         (b'{"question": "\xff", "answer": "#### 2"}', "the line is not UTF-8"),
     ],
 )
