@@ -141,18 +141,17 @@ def stage(policy: Policy, task: Task, folder: Path) -> None:
 def box_of(track: Track, device: torch.device, folder: Path) -> Box:
     """The box of a recipe: that of a kernel's candidate, with more of the package, time and memory."""
     box = candidate.box(device, track.memory_bytes)
-    if device.type == "cpu":
-        more = {"OMP_NUM_THREADS": "2"}
-    else:
-        more, gpus = {"OMP_NUM_THREADS": "8"}, [path for path in box.devices if path[-1].isdigit()]
-        if len(gpus) > 1:
-            raise ValueError(f"A speedrun is for one GPU, and there are {len(gpus)}: start a container that sees one.")
+    gpus = [path for path in box.devices if path[-1].isdigit()]
+    if len(gpus) > 1:
+        raise ValueError(f"A speedrun is for one GPU, and there are {len(gpus)}: start a container that sees one.")
+    more = {"OMP_NUM_THREADS": "8" if gpus else "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    more |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
     modules = [str(path.relative_to(PACKAGE)) for path in sorted(PACKAGE.rglob("*.py"))]
     return replace(
         box,
         modules=tuple(name for name in modules if not name.startswith(LEFT_OUT)),
         code=CODE,
-        variables=lambda place: box.variables(place) | more | {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"},
+        variables=lambda place: box.variables(place) | more,
         limits=box.limits | {"CPU": 8 * track.seconds, "FSIZE": 1 << 30, "folder_bytes": 1 << 30},
         folders={name: folder / name for name in ("start", "problems")},
     )

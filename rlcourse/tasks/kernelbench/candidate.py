@@ -141,8 +141,7 @@ def driver_folders() -> list[str]:
 def variables(folder: str, device: torch.device) -> dict[str, str]:
     """The process's environment: nothing of the judge's own, which may hold secrets."""
     found = {"HOME": folder, "TMPDIR": folder, "USER": "candidate", "LANG": "C.UTF-8"}
-    found |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "PATH": "/usr/local/bin:/usr/bin:/bin"}
-    found |= {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
+    found |= {"OMP_NUM_THREADS": "1", "PATH": "/usr/local/bin:/usr/bin:/bin", "TRITON_CACHE_DIR": f"{folder}/triton"}
     if device.type != "cuda":
         return found | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     found["LD_LIBRARY_PATH"] = ":".join(driver_folders())

@@ -41,7 +41,7 @@ LEEWAY = 5e-3  # seconds that a process's own clock may be short of the one out 
 @dataclass(frozen=True)
 class Settings:
     """cases: checked trials per shape and kind of inputs. trials: timed ones, fewer if they take more than
-    `timing_seconds`. Triton and CuTe DSL compile in the first pass. torch_compile: whether to time it as well."""
+    `timing_seconds`. Triton and CuTe DSL compile in the first pass."""
 
     cases: int = 2
     trials: int = 100
@@ -51,7 +51,6 @@ class Settings:
     timing_seconds: float = 30.0
     memory_bytes: int = 8 << 30
     gpu_bytes: int = 24 << 30
-    torch_compile: bool = True
 
 
 @dataclass
@@ -79,7 +78,7 @@ class Times(NamedTuple):
 
 
 class Judge:
-    """The judge of one problem. Baselines are timed when first needed, in a process like a candidate's.
+    """The judge of one problem. PyTorch is timed before the first candidate, in a process like a candidate's.
 
     Raises ValueError for a problem that a constant or an input solves.
     """
@@ -97,7 +96,7 @@ class Judge:
             self.telling = self._telling()
         if not any(shape == 0 for shape, _ in self.telling):
             raise ValueError(f"{problem.name}: a constant or an input solves this problem, so it tells nothing.")
-        self.baselines: dict[str, Times] = {}
+        self.baselines: dict[str, Times] = {}  # of "eager" and "empty", a trial without a model
 
     def judge(self, text: str) -> Verdict:
         code = parse_answer(text)
@@ -112,9 +111,9 @@ class Judge:
 
     def run(self, code: str) -> Verdict:
         """The verdict on code, whatever the rules say of its text."""
-        if "eager" not in self.baselines:  # else compiling would wait for others to be timed
+        if not self.baselines:  # else compiling would wait for others to be timed
             with alone(self.device):
-                self.baseline("eager")  # fails early if this machine can't judge
+                self._time_reference()  # fails early if this machine can't judge
         verdict = self._run(code, nullcontext(), alone(self.device))
         # GPU memory is counted for all processes together, so a candidate blamed for it gets a run on its own.
         return self._run(code, alone(self.device), nullcontext()) if verdict.reason == "gpu memory" else verdict
@@ -134,22 +133,15 @@ class Judge:
             verdict.metrics |= {"correct": 0.0, "refused": float(error.reason in rules.CHEATS)}
         return verdict
 
-    def baseline(self, name: str) -> Times:
-        """Times of "eager", "compiled" or "empty", a trial without a model. RuntimeError if they can't be measured."""
-        if name not in self.baselines:
-            try:
-                self._time_reference(compile_it=name == "compiled")
-            except Refused as error:
-                raise RuntimeError(f"{self.problem.name} itself does not run: {error.reason}: {error}") from None
-        return self.baselines[name]
-
-    def _time_reference(self, compile_it: bool) -> None:
-        with self._process() as candidate:
-            self._load(candidate, self.problem.source, "Model", compile_it)
-            self._trial(candidate, 0, "timed", self.settings.compile_seconds)
-            self.baselines["compiled" if compile_it else "eager"] = self._time(candidate, "timed")
-            if not compile_it:
-                self.baselines["empty"] = self._time(candidate, "empty")
+    def _time_reference(self) -> None:
+        """Time the baselines. Raises RuntimeError if they can't be measured."""
+        try:
+            with self._process() as candidate:
+                self._load(candidate, self.problem.source, "Model")
+                self._trial(candidate, 0, "timed", self.settings.compile_seconds)
+                self.baselines = {"eager": self._time(candidate, "timed"), "empty": self._time(candidate, "empty")}
+        except Refused as error:
+            raise RuntimeError(f"{self.problem.name} itself does not run: {error.reason}: {error}") from None
 
     def _process(self) -> Candidate:
         return Candidate(self.way, self.device, self.settings.memory_bytes, self.settings.gpu_bytes)
@@ -168,9 +160,9 @@ class Judge:
                 found.append((shape, kind))
         return found
 
-    def _load(self, candidate: Candidate, code: str, name: str, compile_it: bool) -> None:
+    def _load(self, candidate: Candidate, code: str, name: str) -> None:
         setup = {"text": code, "name": name, "sources": self.sources, "seed": candidate.seed}
-        setup |= {"device": str(self.device), "compile": compile_it, "gpu_bytes": self.settings.gpu_bytes}
+        setup |= {"device": str(self.device), "gpu_bytes": self.settings.gpu_bytes}
         candidate.ask(["load", setup], self.settings.compile_seconds)
 
     def _trial(self, candidate: Candidate, case: int, way: str, seconds: float) -> tuple[int, dict, float]:
@@ -184,7 +176,7 @@ class Judge:
     def _compile(self, candidate: Candidate, code: str) -> None:
         """Load the text: what fails here never got to a pass."""
         try:
-            self._load(candidate, code, "ModelNew", False)
+            self._load(candidate, code, "ModelNew")
         except Refused as error:
             raise Refused("compile" if error.reason == "error" else error.reason, str(error)) from None
 
@@ -255,21 +247,16 @@ class Judge:
 
     def _fast(self, candidate: Candidate, least: float, verdict: Verdict) -> None:
         """Time the candidate against PyTorch. least: seconds that nothing can beat."""
+        eager, empty = self.baselines["eager"], self.baselines["empty"]
         times = self._time(candidate, "timed", check=True)
-        beyond = times.outside - self.baseline("empty").outside
-        if beyond > 3 * times.own + LEEWAY + self.baseline("empty").outside:
+        beyond = times.outside - empty.outside
+        if beyond > 3 * times.own + LEEWAY + empty.outside:
             text = f"its own clock says {1e3 * times.own:.3f} ms, the one outside {1e3 * beyond:.3f} ms"
             raise Refused("timer", text)
-        taken = max(times.own, beyond, least)
-        eager = self._counted(self.baseline("eager"))
+        taken, usual = max(times.own, beyond, least), max(eager.own, eager.outside - empty.outside)
         metrics = verdict.metrics
-        metrics |= {"ms": 1e3 * taken, "own_ms": 1e3 * times.own, "eager_ms": 1e3 * eager, "speedup": eager / taken}
-        if self.settings.torch_compile:
-            metrics["speedup_over_compiled"] = self._counted(self.baseline("compiled")) / taken
+        metrics |= {"ms": 1e3 * taken, "own_ms": 1e3 * times.own, "eager_ms": 1e3 * usual, "speedup": usual / taken}
         metrics |= {f"fast_{p:g}": float(metrics["speedup"] > p) for p in (1, 1.5, 2)}
-
-    def _counted(self, times: Times) -> float:
-        return max(times.own, times.outside - self.baseline("empty").outside)
 
 
 make_judge = functools.lru_cache(maxsize=256)(Judge)

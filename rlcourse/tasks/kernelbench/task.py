@@ -15,7 +15,6 @@ SHARES = {"fast_1": ".1%", "compiled": ".1%", "correct": ".1%", "refused": ".1%"
 METRICS = SHARES | {
     "correctness_rate": ".1%",  # of those that compile
     "speedup": ".2f",  # of right ones, as what follows
-    "speedup_over_compiled": ".2f",  # where torch.compile is timed: in an evaluation
     "ms": ".3f",
     "eager_ms": ".3f",
 }
@@ -48,7 +47,7 @@ class KernelTask(ListTask):
     def judge(self, attempts: list[Attempt], training: bool) -> list[Judgement]:
         settings = self.settings
         if training:
-            settings = replace(settings, trials=min(TRAINING_TRIALS, settings.trials), torch_compile=False)
+            settings = replace(settings, trials=min(TRAINING_TRIALS, settings.trials))
         with ThreadPoolExecutor(self.processes) as threads:
             return list(threads.map(lambda attempt: judge_attempt(attempt, settings), attempts))
 

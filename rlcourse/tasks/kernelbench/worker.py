@@ -58,7 +58,7 @@ class Runner:
         """Run the text and build its model.
 
         setup: the `text`, its class's `name`, the problem's `sources` per shape, the weights' `seed`, the `device`,
-        whether to `compile` it with torch.compile, and the `gpu_bytes` it may hold.
+        and the `gpu_bytes` it may hold.
         """
         self.device = torch.device(setup["device"])
         if self.device.type == "cuda":
@@ -72,8 +72,6 @@ class Runner:
         self.problems = [namespace(source) for source in setup["sources"]]
         module = import_text(setup["text"], self.folder)
         self.model = make_model(self.problems[0], setup["name"], vars(module), setup["seed"], self.device)
-        if setup["compile"]:
-            self.model = torch.compile(self.model)
 
     def run(self, seed: int, shape: int, kind: str, way: str) -> dict:
         """One trial. way: "timed"; "checked", with nan in memory that nobody wrote to and torch's operations listed; or

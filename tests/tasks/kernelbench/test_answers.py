@@ -12,7 +12,7 @@ from rlcourse.tasks.kernelbench.candidate import Refused
 from rlcourse.tasks.kernelbench.cases import digest, make_inputs
 from rlcourse.tasks.kernelbench.judging import Judge, Settings, Times, Verdict
 
-SETTINGS = Settings(cases=1, trials=5, torch_compile=False)
+SETTINGS = Settings(cases=1, trials=5)
 
 
 class Scripted:

@@ -14,7 +14,7 @@ from rlcourse.tasks.kernelbench.candidate import way
 from rlcourse.tasks.kernelbench.judging import COMPILED, Settings, judge_of
 
 LIMITS = {"timing_seconds": 4, "compile_seconds": 10, "first_seconds": 10, "run_seconds": 10, "memory_bytes": 1 << 30}
-SETTINGS = Settings(cases=1, trials=6, torch_compile=False, **LIMITS)
+SETTINGS = Settings(cases=1, trials=6, **LIMITS)
 pytestmark = pytest.mark.skipif(way()[0] == GUARD, reason="needs namespaces")
 
 

@@ -20,7 +20,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 SETTINGS = Settings(
     trials=100, cases=1, timing_seconds=3, compile_seconds=150, first_seconds=15, run_seconds=10, gpu_bytes=16 << 30
 )
-NO_COMPILE = Settings(**{**vars(SETTINGS), "torch_compile": False})
 
 
 def on_gpu(name: str):
@@ -88,7 +87,7 @@ def verdicts():
     def run(name: str):
         begun = time.monotonic()
         task, text, _ = CASES[name]
-        verdict = judging.judge_of(task, SETTINGS if name in ON_RELU else NO_COMPILE).run(text)
+        verdict = judging.judge_of(task, SETTINGS).run(text)
         numbers = {key: round(value, 3) for key, value in verdict.metrics.items() if "fast" not in key}
         took = time.monotonic() - begun
         print(f"{name:26} {took:6.1f} s  {verdict.reason or 'right':14} {numbers} {verdict.text[-160:]!r}")

@@ -12,7 +12,7 @@ from rlcourse.sandbox.process import BUBBLEWRAP, GUARD, NAMESPACES, attempt
 from rlcourse.tasks.kernelbench import candidate, judging
 from rlcourse.tasks.kernelbench.judging import COMPILED, CORRECT, MOST_SPEEDUP, Judge, Settings, Verdict, judge_of
 
-SETTINGS = Settings(trials=8, timing_seconds=4, run_seconds=20, compile_seconds=120, torch_compile=False)
+SETTINGS = Settings(trials=8, timing_seconds=4, run_seconds=20, compile_seconds=120)
 MEASURED = {name: cheat for name, cheat in CHEATS.items() if cheat.measured}
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU test_gpu.py judges the same")
 
@@ -85,7 +85,7 @@ def test_compiling_waits_for_nobody_who_is_timed(monkeypatch):
     judged, compiled = Judge(pointwise_problem("relu"), SETTINGS), threading.Event()
     monkeypatch.setattr(judged, "_process", lambda: nullcontext())
     monkeypatch.setattr(judged, "_compile", lambda *_: compiled.set())
-    monkeypatch.setattr(judged, "_time_reference", lambda **_: judged.baselines.update(eager=judging.Times(1.0, 1.0)))
+    monkeypatch.setattr(judged, "_time_reference", lambda: judged.baselines.update(eager=judging.Times(1.0, 1.0)))
 
     def run() -> None:
         with pytest.raises(AttributeError):  # past compiling there is no process here

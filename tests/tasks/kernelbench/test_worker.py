@@ -30,7 +30,7 @@ def text_of(body: str, before: str = "", init: str = "pass") -> str:
 def loaded(tmp_path, text: str, of=RELU, name: str = "ModelNew", seed: int = 7) -> Runner:
     runner = Runner(str(tmp_path))
     setup = {"text": text, "name": name, "sources": shapes(of.source), "seed": seed, "device": "cpu"}
-    runner.load(setup | {"compile": False, "gpu_bytes": 1 << 30})
+    runner.load(setup | {"gpu_bytes": 1 << 30})
     return runner
 
 
