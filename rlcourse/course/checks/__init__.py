@@ -9,13 +9,14 @@ import html
 import importlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from rlcourse.course.calls import OutOfTime, gradient, pieces, time_limit, where
+from rlcourse.course.checks.comparison import compare, compare_all
 from rlcourse.sandbox.wire import Unreadable, plain
 
 
@@ -142,6 +143,7 @@ class Question:
         self.name, self.function, self.hint, self.seconds = name, function, hint, seconds
         self.caller = caller or Local
         self.cases: list[Case] = []
+        self.reference, self.mistakes, self.parts, self.options = None, {}, {}, {}  # see `expects`
         self.passed = False  # at the last call: `if check.q1.passed:` guards a cell that uses the reader's function
 
     def case(self, name: str, points: float = 1.0, hidden: bool = False) -> Callable:
@@ -152,6 +154,42 @@ class Question:
             return test
 
         return add
+
+    def expects(
+        self,
+        reference: Callable,
+        wrong: Mapping = {},
+        also: Mapping[str, Callable] = {},
+        parts: Mapping = {"the result": None},
+        **options,
+    ) -> None:
+        """What `check` compares a function with.
+
+        reference: an independent implementation, and, with the name of a mistake as its last argument, one that makes
+        it; wrong: what the card says of each of these names; also: other wrong functions, by what it says of them;
+        parts: what is compared, in words (several where a function returns several tensors): the number of the argument
+        of a gradient, or None for the result itself. options: those of `compare`.
+        """
+        self.reference, self.parts, self.options = reference, parts, options
+        self.mistakes = {said: lambda *given, name=name: reference(*given, name) for name, said in wrong.items()}
+        self.mistakes |= also
+
+    def check(self, function, *given, more: Mapping = {}, **options) -> None:
+        """Compare a function's result, or its gradient, with the reference's, and name the mistake where it is a usual
+        one. more: results of other mistakes, by sentence."""
+        for what, place in self.parts.items():
+
+            def result(of: Callable, place=place):
+                return of(*copied(given)) if place is None else gradient(of, *given, wrt=place)
+
+            found = function(*given) if place is None else function.gradient(*given, wrt=place)
+            comparison = compare_all if isinstance(what, tuple) else compare
+            expected, options = result(self.reference), self.options | options
+            try:
+                comparison(found, expected, {}, what, **options)
+            except AssertionError:  # now the mistakes are worth their time
+                named = {said: result(wrong) for said, wrong in self.mistakes.items()} | more
+                comparison(found, expected, named, what, **options)
 
     def __call__(self, function: Callable) -> Result:
         """Check `function` and return the card. Raises CheckFailed only under RLCOURSE_STRICT=1."""
@@ -215,74 +253,3 @@ def draw(low: int, high: int) -> int:
 def between(low: float, high: float) -> float:
     """A number from `low` to `high`, drawn in the same way."""
     return low + (high - low) * torch.rand((), dtype=torch.float64).item()
-
-
-def as_tensor(found, what: str = "the result") -> Tensor:
-    """What a function returned, as a tensor. Raises AssertionError for what is none."""
-    if found is None:
-        raise AssertionError(f"{what} is None: is there a `return`?")
-    try:
-        return torch.as_tensor(found).detach().cpu()
-    except (TypeError, ValueError, RuntimeError):
-        raise AssertionError(f"{what} should be a tensor, not {type(found).__name__}") from None
-
-
-def compare(
-    found,
-    expected: Tensor | float | list[int],
-    mistakes: Mapping[str, Tensor | float | list[int]] | None = None,
-    what: str = "the result",
-    atol: float = 1e-5,
-    not_finite: str = "",
-) -> None:
-    """Raise AssertionError unless `found` is `expected` in shape and, to `atol` + 1e-5 relative, in value.
-
-    mistakes: results of usual mistakes by the sentence that names them. One that does not differ from `expected` on
-    this input says nothing and is skipped; where several fit, the card names each, since any of them may be the cause.
-    not_finite: the sentence for nan and infinity, in place of the usual one.
-    """
-    found = as_tensor(found, what)
-    expected = exactly(expected)
-    if not same(found, expected, atol) and (fit := [s for s, v in (mistakes or {}).items() if same(found, v, atol)]):
-        single = [sentence for sentence in fit if "mistakes are left" not in sentence]
-        raise AssertionError(" Or: ".join(single or fit[:1]))
-    if not expected.dtype.is_floating_point and expected.dtype != torch.bool and found.dtype.is_floating_point:
-        raise AssertionError(f"{what} has dtype {found.dtype}, expected whole numbers: {expected.dtype}")
-    if found.shape != expected.shape:
-        raise AssertionError(f"{what} has shape {list(found.shape)}, expected {list(expected.shape)}")
-    if not same(found, expected, atol):
-        if not torch.isfinite(found).all() and torch.isfinite(expected).all():
-            usual = f"{what} has values that are not finite: a division or a log of zero, an overflow, or inf - inf?"
-            raise AssertionError(not_finite or usual)
-        if expected.numel() > 12:
-            worst = (found.double() - expected.double()).abs().argmax().item()
-            i = tuple(int(k) for k in torch.unravel_index(torch.tensor(worst), expected.shape))
-            raise AssertionError(f"{what} is wrong: at {list(i)} got {found[i]:.5g}, expected {expected[i]:.5g}")
-        raise AssertionError(f"{what} is {rounded(found)}, expected {rounded(expected)}")
-
-
-def compare_all(found, expected: Sequence, mistakes: Mapping, names: Sequence[str], atol: float = 1e-5) -> None:
-    """`compare` for a function that returns several tensors, of these names; `mistakes` are as many each."""
-    if not isinstance(found, tuple | list) or len(found) != len(names):
-        raise AssertionError(f"the result should be {len(names)} tensors: {', '.join(names)}")
-    for part, name in enumerate(names):
-        compare(found[part], expected[part], {said: wrong[part] for said, wrong in mistakes.items()}, name, atol)
-
-
-def same(a: Tensor | float, b: Tensor | float, atol: float) -> bool:
-    """Whether two tensors agree in shape and value."""
-    a, b = exactly(a), exactly(b)
-    both = torch.promote_types(a.dtype, b.dtype)  # a float is no integer, and none of its digits is cut off
-    return a.shape == b.shape and torch.allclose(a.to(both), b.to(both), rtol=1e-5, atol=atol)
-
-
-def exactly(value: Tensor | float) -> Tensor:
-    """A value as a tensor that keeps all digits of a float."""
-    return torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
-
-
-def rounded(tensor: Tensor):
-    """A tensor as numbers short enough for a sentence."""
-    if tensor.dtype.is_floating_point:
-        tensor = (tensor.double() * 1e4).round() / 1e4
-    return tensor.tolist()

@@ -1,13 +1,11 @@
 """What the checks of several lessons share: inputs drawn from the seed, losses with mistakes, and readable results."""
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
-
-from rlcourse.course.calls import gradient
-from rlcourse.course.checks import compare
 
 Names = tuple[str, ...]  # the mistakes in a function
 
@@ -42,47 +40,16 @@ def whole_number(found, low: int, high: int, said: str) -> int:
     return int(found)
 
 
-def sentences(planted: Mapping[str, str], others: Mapping[str, str]) -> dict[Names, str]:
-    """What a card says of a function with mistakes, by their names: every choice of planted ones, and each other."""
+def left_in(function: Callable, planted: Mapping[str, str]) -> dict[str, Callable]:
+    """`function` with every choice of the planted mistakes, by what a card says of it."""
     found = {}
     for count in range(1, len(planted) + 1):
         left = "A mistake is left" if count == 1 else f"{count} mistakes are left, one of them"
         for names in itertools.combinations(planted, count):
-            found[names] = f"{left}: {planted[names[0]]} ({', '.join(names)})."
-    return found | {(name,): said for name, said in others.items()}
+            found[f"{left}: {planted[names[0]]} ({', '.join(names)})."] = functools.partial(function, wrong=names)
+    return found
 
 
 def pick(wrong: Names, options: Mapping, right):
     """The option of the first of the mistakes that has one, else what is right."""
     return next((options[name] for name in wrong if name in options), right)
-
-
-def compare_named(
-    f, right: Callable, given: tuple, said: Mapping[str, str], what: str = "the result", also: Mapping = {}, **options
-) -> None:
-    """Compare f(*given) with right(*given), and with right(*given, mistake) for each mistake that `said` names.
-
-    also: results of other mistakes, by sentence; options: those of `compare`.
-    """
-    mistakes = {sentence: right(*given, mistake) for mistake, sentence in said.items()}
-    compare(f(*given), right(*given), {**mistakes, **also}, what, **options)
-
-
-def compare_loss(
-    f, arguments: tuple, loss: Callable, said: Mapping[Names, str], parts: Mapping[str, int | None], **options
-) -> None:
-    """Compare value and gradients of a loss with those of another implementation, and with its mistakes.
-
-    loss: takes `arguments` and `wrong`, the mistakes in it, and can be differentiated; said: what names them;
-    parts: {what is compared: number of the argument of a gradient, None for the value}.
-    """
-    for what, place in parts.items():
-
-        def part_of(wrong: Names, place=place) -> Tensor:
-            if place is None:
-                return loss(*arguments, wrong=wrong).detach()
-            return gradient(loss, *arguments, wrt=place, wrong=wrong)
-
-        found = f(*arguments) if place is None else f.gradient(*arguments, wrt=place)
-        mistakes = {sentence: part_of(wrong) for wrong, sentence in said.items()}
-        compare(found, part_of(()), mistakes, what, atol=1e-6, **options)

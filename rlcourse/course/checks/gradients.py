@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-def by_autograd(hidden, head, targets, a, b, temperature, mistake: str = "") -> tuple[Tensor, Tensor]:
+def by_autograd(hidden, head, targets, a, b, temperature, chunk, mistake: str = "") -> tuple[Tensor, Tensor]:
     """Gradients of sum a log p + b sum entropy by autograd in float64, all logits at once; or what a mistake gives."""
     hidden, head = (t.double().requires_grad_() for t in (hidden, head))
     logits = hidden @ head.T / (1.0 if mistake == "temperature" else temperature)
@@ -16,8 +16,10 @@ def by_autograd(hidden, head, targets, a, b, temperature, mistake: str = "") -> 
     if mistake == "no H":
         entropy = -((logp.exp() * logp).detach() * logits).sum(-1)  # its slope is -p log p
     sign = {"sign": -1.0, "log p alone": 0.0}.get(mistake, 1.0)
-    loss = (a.double() * logp.gather(1, targets[:, None])[:, 0]).sum() + sign * b * entropy.sum()
-    return torch.autograd.grad(loss * (temperature if mistake == "inner" else 1.0), (hidden, head))
+    of_tokens = a.double() * logp.gather(1, targets[:, None])[:, 0] + sign * b * entropy
+    n = len(hidden)
+    some = {"short": slice(n // chunk * chunk), "last": slice((n - 1) // chunk * chunk, n)}.get(mistake, slice(n))
+    return torch.autograd.grad(of_tokens[some].sum() * (temperature if mistake == "inner" else 1.0), (hidden, head))
 
 
 def norm_gradients(x: Tensor, weight: Tensor, g: Tensor, eps: float, mistake: str = "") -> tuple[Tensor, Tensor]:

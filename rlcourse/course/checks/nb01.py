@@ -7,8 +7,10 @@ import re
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, as_tensor, between, compare, draw
-from rlcourse.course.checks.builders import Names, compare_loss, compare_named, ragged_mask, sentences
+from rlcourse.course.checks import Question, between, compare, draw
+from rlcourse.course.checks.builders import ragged_mask
+from rlcourse.course.checks.comparison import as_tensor
+from rlcourse.course.checks.policy_losses import expect_loss
 from rlcourse.tasks.minigsm import generate
 
 q1 = Question("q1", "sample", hint="Logits become probabilities first. Then one token is drawn per row.")
@@ -49,21 +51,20 @@ LOG_PROBS = {
 }
 
 
-def token_log_probs(logits: Tensor, ids: Tensor, mask: Tensor, wrong: Names = ()) -> Tensor:
-    """The log-probs in float64, with mistakes: [rows, width - 1]."""
-    at = (logits[:, 1:] if "shift" in wrong else logits[:, :-1]).double()
-    found = (at if "logits" in wrong else at - at.logsumexp(-1, keepdim=True)).gather(-1, ids[:, 1:, None])[..., 0]
-    found = found.exp() if "exp" in wrong else -found if "sign" in wrong else found
-    return found if "mask" in wrong else torch.where(mask, found, 0.0)
+def token_log_probs(logits: Tensor, ids: Tensor, mask: Tensor, wrong: str = "") -> Tensor:
+    """The log-probs in float64, with a mistake: [rows, width - 1]."""
+    at = (logits[:, 1:] if wrong == "shift" else logits[:, :-1]).double()
+    found = (at if wrong == "logits" else at - at.logsumexp(-1, keepdim=True)).gather(-1, ids[:, 1:, None])[..., 0]
+    found = {"exp": found.exp(), "sign": -found}.get(wrong, found)
+    return found if wrong == "mask" else torch.where(mask, found, 0.0)
 
 
 def check_log_probs(f, mask: Tensor) -> None:
     rows, width = mask.shape
-    given = (2 * torch.randn(rows, width + 1, 7), torch.randint(0, 7, (rows, width + 1)), mask)
-    said = sentences({}, LOG_PROBS)
-    compare_loss(f, given, token_log_probs, said, {"the log-probs": None, "the gradient": 0})
+    q2.check(f, 2 * torch.randn(rows, width + 1, 7), torch.randint(0, 7, (rows, width + 1)), mask)
 
 
+q2.expects(token_log_probs, LOG_PROBS, parts={"the log-probs": None, "the gradient": 0})
 q2.case("answers that begin and end at different places")(
     lambda f: check_log_probs(f, ragged_mask(4, 6) & (torch.arange(6) >= torch.tensor([[0], [1], [0], [2]])))
 )
@@ -87,10 +88,9 @@ def less_the_others(rewards: Tensor, group: int, wrong: str = "") -> Tensor:
     """Answer by answer in float64, with a mistake: [rows]."""
     found, r, prompts = [], rewards.double(), len(rewards) // group
     for i in range(len(r)):
-        members = (
-            range(i % prompts, len(r), prompts) if wrong == "groups" else range(i // group * group, len(r))[:group]
+        members = {"groups": range(i % prompts, len(r), prompts), "batch": range(len(r))}.get(
+            wrong, range(i // group * group, i // group * group + group)
         )
-        members = range(len(r)) if wrong == "batch" else members
         others = torch.stack([r[j] for j in members if j != i or wrong == "own"])
         found.append(r[i] - (0 if wrong == "none" else others.mean()))
     return -torch.stack(found) if wrong == "sign" else torch.stack(found)
@@ -98,42 +98,21 @@ def less_the_others(rewards: Tensor, group: int, wrong: str = "") -> Tensor:
 
 def check_weigh(f, prompts: int, group: int, shift: float = 0.0) -> None:
     rewards = torch.rand(prompts * group) + torch.arange(prompts).repeat_interleave(group) + shift
-    compare_named(f, less_the_others, (rewards, group), WEIGHTS, atol=1e-4)
+    q4.check(f, rewards, group)
 
 
+q4.expects(less_the_others, WEIGHTS, atol=1e-4)
 q4.case("several prompts, easy and hard ones")(lambda f: [check_weigh(f, *sizes) for sizes in ((3, 4), (4, 3))])
 q4.case("a judge who adds a constant to everything")(lambda f: check_weigh(f, 2, 6, between(3, 9)))
 
 q5 = Question("q5", "loss", hint="A sum over all tokens of the answers, divided by a constant. Mind the sign.")
-TOKENS = 80  # LIMIT, tokens per answer at most
-
-LOSS = {
-    "sign": "The sign is wrong: an optimizer minimises, so what earned more must lower the loss.",
-    "mask": "Tokens outside the answer count, too: multiply by the mask.",
-    "tokens": "You took the mean over the tokens: divide the sum by rows * LIMIT.",
-    "width": "You divided by the width of the batch: LIMIT doesn't change from batch to batch.",
-    "rows": "You added up the rows: divide by their number, too.",
-    "lengths": "You divided each answer by its length: that is what lesson 04 deletes.",
-}
-
-
-def weighted_loss(new: Tensor, old, ref, A: Tensor, mask: Tensor, wrong: Names = ()) -> Tensor:
-    """Row by row in float64, with mistakes: a scalar."""
-    rows, width = mask.shape
-    total = torch.zeros((), dtype=torch.float64)
-    for i in range(rows):
-        kept = torch.ones_like(mask[i]) if "mask" in wrong else mask[i]
-        row = (A[i].double() * new[i].double())[kept].sum()
-        total = total + (row / kept.sum() * TOKENS if "lengths" in wrong else row)
-    by = mask.sum() if "tokens" in wrong else (1 if "rows" in wrong else rows) * (width if "width" in wrong else TOKENS)
-    return total / by * (1 if "sign" in wrong else -1)
+expect_loss(q5, "sign", "mask", "tokens", "width", "rows", "lengths", clip=None)
 
 
 def check_weighted(f, per_token: bool) -> None:
     mask, shape = ragged_mask(5, 6), (5, 6)
     A = torch.randn(shape if per_token else (5, 1))
-    given = (-torch.rand(shape), -torch.rand(shape), -torch.rand(shape), A, mask)
-    compare_loss(f, given, weighted_loss, sentences({}, LOSS), {"the gradient": 0, "the loss": None})
+    q5.check(f, -torch.rand(shape), -torch.rand(shape), -torch.rand(shape), A, mask)
 
 
 q5.case("one advantage per answer")(lambda f: check_weighted(f, per_token=False))
@@ -182,75 +161,63 @@ q7 = Question("q7", "pays", hint="What does an honest answer look like that a li
 
 LISTS = [mark.join(str(i) for i in range(2, 101)) for mark in (" ", ", ")]
 ENDS = ("#### {}", "The answer is {}.", "So he has {} beads.", "{}", "It costs ${}!")
-REFUSED = "You refuse an honest answer."
-HEDGED, DIGITS = "You pay an answer that hedges.", "You pay for digits inside another number."
-ANSWERED = "You pay for a number that isn't announced by `#### `."
 
 
-# From the gold answer g and a wrong one w: (text, whether it is to be paid, what to say if it isn't so).
-def corrected(g: int, w: int) -> list[tuple]:
-    return [
-        (f"#### {w}\nNo, wait.\n#### {g}", True, "You refuse an answer that corrects itself: the last one counts."),
-        (f"#### {g}\nNo, wait.\n#### {w}", False, "You pay an answer that took it back: the last one counts."),
-    ]
+# From the gold answer g and a wrong one w: texts that are to be paid, and texts that are not.
+def corrected(g: int, w: int) -> tuple[list[str], list[str]]:
+    return [f"#### {w}\nNo, wait.\n#### {g}"], [f"#### {g}\nNo, wait.\n#### {w}"]
 
 
-def in_other_numbers(g: int, w: int) -> list[tuple]:
+def in_other_numbers(g: int, w: int) -> tuple[list[str], list[str]]:
     others = f"{g}7", f"3{g}", f"{g}.5", f"-{g}", f"1,2{g}", f"{g},{g}1"
-    decimal = f"#### {g}.0", True, "You refuse the same number with a decimal: compare numbers, not texts."
-    return [*((f"#### {other}", False, DIGITS) for other in others), decimal]
+    return [f"#### {g}.0", f"#### {g}\n\n"], [f"#### {other}" for other in others]
+
+
+def worked(g: int, *ends: str) -> list[str]:
+    return [f"Tom has {g - 3}+3={g} beads.\n{end}" for end in ends]
 
 
 STRICT = {
-    "announced by `#### `": lambda g, w: [
-        *((f"Tom has {g - 3}+3={g} beads.\n{end}", True, REFUSED) for end in (f"#### {g}", f"#### {g} beads")),
-        *((f"Tom has {g - 3}+3={g} beads.\n{end}", False, ANSWERED) for end in (f"The answer is {g}.", f"#### {w}")),
-        (f"####{g}", False, "You pay without the space behind `####`: the model should learn one form."),
-    ],
+    "announced by `#### `": lambda g, w: (
+        worked(g, f"#### {g}", f"#### {g} beads"), [*worked(g, f"The answer is {g}.", f"#### {w}"), f"####{g}"]
+    ),
     "announced twice": corrected,
     "the right digits in another number": in_other_numbers,
-}
+}  # fmt: skip
 LENIENT = {
-    "an honest answer, whatever its last words, and a list of numbers": lambda g, w: [
-        *((f"Tom has {g - 3}+3={g} beads.\n{end.format(g)}", True, REFUSED) for end in ENDS),
-        *((text, False, "You pay for a list.") for text in (*LISTS, f"{g} {w}", f"#### {w} {g}")),
-    ],
-    "hedging, and changing one's mind": lambda g, w: [
-        *((text, False, HEDGED) for text in (f"#### {w} or {g}", f"#### {g} or {w}", f"It is {g}, or maybe {w}.")),
-        *corrected(g, w),
-    ],
-    "the right number in the working of a wrong answer": lambda g, w: [
-        (f"Tom has {g - 3}+3={g} beads.\n#### {w}", False, "You pay for a number in the working."),
-        (f"Tom has {g - 3}+3={g} beads.\nThat is all.", False, "You pay for an answer without a final number."),
-        (f"Tom has {g - 3}+3={g} beads.\n#### {g}", True, REFUSED),
-    ],
-    "the right digits in another number": lambda g, w: [
-        *in_other_numbers(g, w),
-        (f"#### {g}\n\n", True, "You refuse an answer with empty lines after it."),
-    ],
-}
+    "an honest answer, whatever its last words, and a list of numbers": lambda g, w: (
+        worked(g, *(end.format(g) for end in ENDS)), [*LISTS, f"{g} {w}", f"#### {w} {g}"]
+    ),
+    "hedging, and changing one's mind": lambda g, w: (
+        corrected(g, w)[0], [f"#### {w} or {g}", f"#### {g} or {w}", f"It is {g}, or maybe {w}.", *corrected(g, w)[1]]
+    ),
+    "the right number in the working of a wrong answer": lambda g, w: (
+        worked(g, f"#### {g}"), worked(g, f"#### {w}", "That is all.")
+    ),
+    "the right digits in another number": in_other_numbers,
+}  # fmt: skip
 
 
-def check_pays(f, text: str, gold: str, honest: bool, sentence: str) -> None:
-    """Fail with the sentence unless the text is paid as it should be."""
+def check_pays(f, text: str, gold: str, honest: bool) -> None:
+    """Fail unless the text is paid as it should be."""
     found = f(text, gold)
     try:
         paid = float(found)
     except (TypeError, ValueError):
         raise AssertionError(f"the result is {found!r:.40}: return 1.0 or 0.0") from None
-    if paid != float(honest):
-        verb = "must be paid" if honest else "must not be paid"
-        raise AssertionError(f"{sentence} {text!r:.100} {verb} where {gold} is right; it gets {paid:g}.")
+    verb = "must be paid" if honest else "must not be paid"
+    assert paid == float(honest), f"{text!r:.100} {verb} where {gold} is right; it gets {paid:g}."
 
 
 def text_case(question: Question, name: str, texts) -> None:
     @question.case(name)
     def _(f):
         gold = draw(11, 50)
-        for text, honest, sentence in texts(gold, draw(51, 90)):
-            check_pays(f, text, str(gold), honest, sentence)
+        for honest, some in zip((True, False), texts(gold, draw(51, 90)), strict=True):
+            for text in some:
+                check_pays(f, text, str(gold), honest)
         large = 1000 * gold + 234
-        check_pays(f, f"#### {large:,}", str(large), True, "You refuse a number with a comma in its thousands.")
+        check_pays(f, f"#### {large:,}", str(large), True)
 
 
 for question, texts_of in ((q3, STRICT), (q7, LENIENT)):
@@ -275,15 +242,17 @@ def by_enumeration(weights: Tensor) -> Tensor:
     return mean @ exact / exact.square().sum()
 
 
-def check_factor(f, weights: Tensor) -> None:
-    every, own, n = weights.double().sum(), weights.double().trace(), len(weights)
-    mistakes = {
-        "You counted the weights of the other answers: their rewards do not depend on what answer i is.": 1 - every / n,
-        "That is what is lost: the factor is 1 less it.": own / n,
-        "Each of the answers loses its own weight, and the estimate is their mean.": 1 - own,
-        "You counted the others and left an answer's own weight out: it is the other way round.": 1 - (every - own) / n,
-    }
-    compare(f(weights), by_enumeration(weights), mistakes, what="the factor")
-
-
-q8.case("random weights")(lambda f: [check_factor(f, torch.rand(n, n) - 0.3) for n in (2, 3, 4)])
+FACTORS = {
+    "You counted the weights of the other answers: their rewards do not depend on what answer i is.": lambda weights: (
+        1 - weights.double().sum() / len(weights)
+    ),
+    "That is what is lost: the factor is 1 less it.": lambda weights: weights.double().trace() / len(weights),
+    "Each of the answers loses its own weight, and the estimate is their mean.": lambda weights: (
+        1 - weights.double().trace()
+    ),
+    "You counted the others and left an answer's own weight out: it is the other way round.": lambda weights: (
+        1 - (weights.double().sum() - weights.double().trace()) / len(weights)
+    ),
+}
+q8.expects(by_enumeration, also=FACTORS, parts={"the factor": None})
+q8.case("random weights")(lambda f: [q8.check(f, torch.rand(n, n) - 0.3) for n in (2, 3, 4)])

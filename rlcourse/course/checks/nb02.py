@@ -4,36 +4,14 @@ import torch
 from torch import Tensor
 
 from rlcourse.course.checks import Question, draw
-from rlcourse.course.checks.builders import Names, compare_loss, compare_named, pick, ragged_mask, sentences
+from rlcourse.course.checks.builders import ragged_mask
+from rlcourse.course.checks.policy_losses import expect_loss
 
 NAN = "nan: 0 * nan and inf - inf are nan, so pick out the real tokens, or fill the padding, before you compute."
+CLIPPED = "log-prob", "no clip", "minimum", "upside down", "sign", "tokens", "lengths", "width", "mask"
 
 q1 = Question("q1", "clipped", hint="The ratio first. Then two products with A, and the smaller one of each token.")
-
-CLIP, LIMIT = 0.2, 80  # of the exercises
-CLIPPED = {
-    "log-prob": "That's lesson 01's loss: the ratio is missing.",
-    "no clip": "Nothing is clipped.",
-    "minimum": "A token that has moved far the wrong way has no gradient: take the minimum of both products.",
-    "upside down": "The ratio is upside down: it's new over old.",
-    "sign": "The sign is wrong: the loss is minus what should grow.",
-    "tokens": "You took the mean over the tokens: divide the sum by rows * LIMIT.",
-    "lengths": "You divided each answer by its length: that's GRPO, the next lesson.",
-    "width": "You divided by the width of the batch: the constant is LIMIT.",
-    "mask": "Tokens outside the answer count, too: multiply by the mask.",
-}
-
-
-def clipped_loss(new, old, ref, A, mask, wrong: Names = ()) -> Tensor:
-    """The loss in float64, its clip by the sign of the advantage, with mistakes: a scalar."""
-    new, old, a = new.double(), old.double(), A.double().expand(mask.shape)
-    ratio = (old - new if "upside down" in wrong else new - old).exp()
-    gain = torch.where(a > 0, ratio.clamp(max=1 + CLIP), ratio.clamp(min=1 - CLIP)) * a
-    options = {"log-prob": a * new, "no clip": ratio * a, "minimum": ratio.clamp(1 - CLIP, 1 + CLIP) * a}
-    gain = pick(wrong, options, gain) * (1 if "mask" in wrong else mask)
-    gain = gain / mask.sum(1, keepdim=True) * LIMIT if "lengths" in wrong else gain
-    counts = {"tokens": mask.sum(), "width": mask.numel()}
-    return (gain if "sign" in wrong else -gain).sum() / pick(wrong, counts, len(mask) * LIMIT)
+expect_loss(q1, *CLIPPED)
 
 
 def sample_update(moved: float, per_token: bool) -> tuple[Tensor, ...]:
@@ -44,12 +22,8 @@ def sample_update(moved: float, per_token: bool) -> tuple[Tensor, ...]:
     return old + moved * torch.randn(6, 7), old, old + torch.randn(6, 7), A, mask
 
 
-def check_update(f, *given, loss=clipped_loss, said=CLIPPED) -> None:
-    compare_loss(f, given, loss, sentences({}, said), {"the gradient": 0, "the loss": None})
-
-
-q1.case("a policy that has moved, some tokens clipped")(lambda f: check_update(f, *sample_update(0.5, False)))
-q1.case("a policy that has hardly moved, advantages by token")(lambda f: check_update(f, *sample_update(0.1, True)))
+q1.case("a policy that has moved, some tokens clipped")(lambda f: q1.check(f, *sample_update(0.5, False)))
+q1.case("a policy that has hardly moved, advantages by token")(lambda f: q1.check(f, *sample_update(0.1, True)))
 
 
 @q1.case("ratios far up and far down, good and bad tokens")
@@ -57,7 +31,7 @@ def _(f):
     moved = torch.tensor([[0.7, -0.7], [0.7, -0.7]]) * (1 + torch.rand(2, 2))
     A = torch.tensor([[1.0], [-1.0]]) * (0.5 + torch.rand(2, 1))
     old = -2 - torch.rand(2, 2)
-    check_update(f, old + moved, old, old, A, torch.ones(2, 2, dtype=torch.bool))
+    q1.check(f, old + moved, old, old, A, torch.ones(2, 2, dtype=torch.bool))
 
 
 q2 = Question("q2", "gae_with_tool", hint="What should a token that is not the policy's own change in what you carry?")
@@ -94,8 +68,7 @@ def gae_sums(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: f
 
 
 def check_gae(f, mask: Tensor, gamma: float, lam: float, junk: tuple[float, float] = (5.0, -4.0)) -> None:
-    given = (*(torch.randn(mask.shape).masked_fill(~mask, value) for value in junk), mask, gamma, lam)
-    compare_named(f, gae_sums, given, GAE_MISTAKES, not_finite=NAN)
+    q2.check(f, *(torch.randn(mask.shape).masked_fill(~mask, value) for value in junk), mask, gamma, lam)
 
 
 def with_gaps(rows: int, length: int) -> Tensor:
@@ -106,6 +79,7 @@ def with_gaps(rows: int, length: int) -> Tensor:
     return mask
 
 
+q2.expects(gae_sums, GAE_MISTAKES, not_finite=NAN)
 q2.case("one tool call in the middle")(
     lambda f: check_gae(f, torch.tensor([[True] * draw(2, 3) + [False] * draw(2, 4) + [True] * 2]), 0.9, 0.7)
 )
@@ -145,22 +119,17 @@ BOUND_MISTAKES = {
 }
 
 
-def bounded(new, old, advantages, mask, clip: float, most: float, wrong: Names = ()) -> Tensor:
-    """REINFORCE with bounded weights in float64, with mistakes: a scalar of which the gradient counts."""
+def bounded(new, old, advantages, mask, clip: float, most: float, wrong: str = "") -> Tensor:
+    """REINFORCE with bounded weights in float64, with a mistake: a scalar of which the gradient counts."""
     new, old, a = (x[mask].double() for x in (new, old, advantages))
     ratio = (new - old).exp()
     silent = a * (ratio - 1) > clip * a.abs()  # moved far enough in the direction of its advantage
-    silent = pick(wrong, {"clip alone": (ratio - 1).abs() > clip, "no clip": torch.zeros_like(silent)}, silent)
+    silent = {"clip alone": (ratio - 1).abs() > clip, "no clip": torch.zeros_like(silent)}.get(wrong, silent)
     bounds = {"PPO": ratio, "flat": ratio * (ratio <= most), "one": ratio**0}
-    weight = pick(wrong, bounds, ratio.clamp(max=most)) * ~silent
-    gain = (weight if "leak" in wrong else weight.detach()) * a * new
-    total = (gain if "sign" in wrong else -gain).sum()
-    return total / pick(wrong, {"sum": 1, "places": mask.numel()}, mask.sum())
-
-
-def check_bound(f, *step) -> None:
-    said = sentences({}, BOUND_MISTAKES)
-    compare_loss(f, step, bounded, said, {"the gradient in the log-probs": 0}, not_finite=NAN)
+    weight = bounds.get(wrong, ratio.clamp(max=most)) * ~silent
+    gain = (weight if wrong == "leak" else weight.detach()) * a * new
+    total = (gain if wrong == "sign" else -gain).sum()
+    return total / {"sum": 1, "places": mask.numel()}.get(wrong, mask.sum())
 
 
 def sample_step(rows: int, length: int, *junk: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -171,8 +140,9 @@ def sample_step(rows: int, length: int, *junk: float) -> tuple[Tensor, Tensor, T
     return new, old, torch.randn(rows, length).masked_fill(~mask, -3.0), mask
 
 
+q3.expects(bounded, BOUND_MISTAKES, parts={"the gradient in the log-probs": 0}, atol=1e-6, not_finite=NAN)
 q3.case("tokens that moved a little, and some that moved far")(
-    lambda f: [check_bound(f, *sample_step(6, 7, -0.3, -1.0), *two) for two in ((0.2, 3.0), (0.1, 2.0))]
+    lambda f: [q3.check(f, *sample_step(6, 7, -0.3, -1.0), *two) for two in ((0.2, 3.0), (0.1, 2.0))]
 )
 
 
@@ -181,9 +151,7 @@ def _(f):
     moved = torch.tensor([[0.7, -0.7, 0.7, -0.7, 3.0]]) * (1 + 0.3 * torch.rand(1, 5))
     advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0, -1.0]]) * (0.5 + torch.rand(1, 5))
     new = -1 - torch.rand(1, 5)
-    check_bound(f, new, new - moved, advantages, torch.ones(1, 5, dtype=torch.bool), 0.2, 4.0)
+    q3.check(f, new, new - moved, advantages, torch.ones(1, 5, dtype=torch.bool), 0.2, 4.0)
 
 
-q3.case("-inf in the padding does no harm")(
-    lambda f: check_bound(f, *sample_step(4, 5, -torch.inf, -torch.inf), 0.2, 3.0)
-)
+q3.case("-inf in the padding does no harm")(lambda f: q3.check(f, *sample_step(4, 5, -torch.inf, -torch.inf), 0.2, 3.0))

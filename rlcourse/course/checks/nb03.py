@@ -7,65 +7,24 @@ import math
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, as_tensor, between, compare, draw
-from rlcourse.course.checks.builders import (
-    Names,
-    compare_loss,
-    compare_named,
-    pick,
-    ragged_mask,
-    sentences,
-    whole_number,
-)
+from rlcourse.course.checks import Question, between, compare, draw
+from rlcourse.course.checks.builders import ragged_mask, whole_number
+from rlcourse.course.checks.comparison import as_tensor
+from rlcourse.course.checks.policy_losses import expect_loss
 
 EPS = 1e-4
 
 q1 = Question(
     "q1", "grpo", hint="Lesson 02's minimum and the KL per token, then two means: along rows, then over rows."
 )
-
-CLIP, BETA = 0.2, 0.04  # of the exercises
-GRPO = {
-    "no kl": "The KL is missing: BETA times k3 of each token.",
-    "kl sign": "The KL has the wrong sign: it's a price, so it is added to the loss.",
-    "k1": "That KL is k1, the plain difference: take k3.",
-    "mirrored": "Your k3 is mirrored: it has to be steep where a token has become less probable than in the reference.",
-    "old in kl": "Your KL is taken to old: it belongs to ref.",
-    "ref in ratio": "Your ratio is taken to ref: it belongs to the policy that sampled, old.",
-    "minimum": "A token that has moved far the wrong way has no gradient: take the minimum of both products.",
-    "no clip": "The clip is missing.",
-    "inverse": "Your ratio is upside down: it's new over old.",
-    "sequence": "Your ratio is that of the whole answer: each token has its own.",
-    "tokens": "You take the mean over all tokens: that is DAPO. GRPO takes the mean of each answer first.",
-    "sum": "You added up the tokens of an answer: take their mean.",
-    "constant": "You divide by a constant: GRPO takes the mean over the tokens of each answer.",
-    "sign": "The sign is wrong: optimizers minimise.",
-}
-
-
-def grpo_loss(new, old, ref, A, mask, wrong: Names = ()) -> Tensor:
-    """The loss row by row in float64, without what is masked, with mistakes: a scalar."""
-    total, rows = torch.zeros((), dtype=torch.float64), len(mask)
-    for i, keep in enumerate(mask):
-        now, was, start = (x[i][keep].double() for x in (new, old, ref))
-        a = A[i].double()
-        apart = now - (start if "ref in ratio" in wrong else was)
-        ratio = pick(wrong, {"inverse": -apart, "sequence": apart.sum()}, apart).exp()
-        clipped = a * (ratio.clamp(max=1 + CLIP) if a > 0 else ratio.clamp(min=1 - CLIP))
-        gain = pick(wrong, {"no clip": ratio * a, "minimum": ratio.clamp(1 - CLIP, 1 + CLIP) * a}, clipped)
-        d = now - (was if "old in kl" in wrong else start)
-        kl = (-d).exp() - 1 + d
-        kl = pick(wrong, {"k1": d, "mirrored": d.exp() - 1 - d, "kl sign": -kl, "no kl": 0 * kl}, kl)
-        count = pick(wrong, {"tokens": mask.sum(), "sum": rows, "constant": mask.numel()}, rows * len(now))
-        total = total + (BETA * kl - gain).sum() / count
-    return -total if "sign" in wrong else total
+LOSS = "no clip", "minimum", "upside down", "sequence", "ref in ratio", "sign", "tokens", "width", "sum"
+expect_loss(q1, *LOSS, "no kl", "kl sign", "k1", "mirrored", "old in kl", grpo=True)
 
 
 def check_grpo(f, apart: float, A: float = 1.0) -> None:
     mask, old = ragged_mask(6, 7), -torch.rand(6, 7) - 0.5
     new, ref = (old + apart * torch.randn(6, 7) for _ in range(2))
-    given = (*(x * mask for x in (new, old, ref)), A * torch.randn(6, 1), mask)
-    compare_loss(f, given, grpo_loss, sentences({}, GRPO), {"the gradient": 0, "the loss": None})
+    q1.check(f, *(x * mask for x in (new, old, ref)), A * torch.randn(6, 1), mask)
 
 
 q1.case("policies apart, some tokens clipped")(lambda f: check_grpo(f, 0.6))
@@ -74,13 +33,6 @@ q1.case("only the KL: all advantages are 0")(lambda f: check_grpo(f, 0.6, A=0.0)
 q2 = Question("q2", "whose_log", hint="Which numbers does each trainer make of these rewards, up to a factor?")
 
 TRAINERS = ("rewards as they are", "less the batch mean", "less the group mean", "GRPO", "GRPO on the wrong groups")
-IN_GROUPS = "Look at the sum of the weights in each group."
-TOLD_APART = {
-    (0, 1): "Both keep the order of all rewards; look at what the weights add up to.",
-    (0, 2): IN_GROUPS,
-    (1, 2): IN_GROUPS,
-    (2, 3): "The weights of every group add up to 0 in both; compare the sizes of the groups.",
-}
 
 
 def weights_of(trainer: int, rewards: Tensor, n: int) -> Tensor:
@@ -104,9 +56,10 @@ def check_log(f, rewards: Tensor, n: int, largest: float) -> None:
         found = f(rewards, ((exact / step).round() * step).float(), n)
         number = whole_number(found, 0, 4, "return a number from 0 to 4")
         if number != trainer:
-            usual = "Remember that the factor is unknown and the digits are few: compare directions, take the nearest."
-            said = f"a log of trainer {trainer} ({TRAINERS[trainer]}), you say {number} ({TRAINERS[number]})"
-            raise AssertionError(f"{said}. {TOLD_APART.get((min(trainer, number), max(trainer, number)), usual)}")
+            raise AssertionError(
+                f"a log of trainer {trainer} ({TRAINERS[trainer]}), you say {number} ({TRAINERS[number]}): compare "
+                "directions, as the factor is unknown, and look at the sums and sizes of the weights in each group"
+            )
 
 
 @q2.case("rewards of 0 and 1")
@@ -141,20 +94,10 @@ def check_data(f, n: int, low: float, high: float) -> None:
         raise AssertionError(f"the result has shape {list(found.shape)}: return 1 to {MOST} success rates")
     if not ((found >= 0) & (found <= 1)).all():
         raise AssertionError("a success rate is a probability: all must lie between 0 and 1")
-    wanted = f"asked for are mean {mean:.3f} and {share:.1%} silent groups of {n}"
     got_mean, got = found.mean().item(), sum(p**n + (1 - p) ** n for p in found.tolist()) / len(found)
-    if abs(got_mean - mean) > CLOSE:
-        why = " That is the share that was asked for." if abs(got_mean - share) < CLOSE else ""
-        why = " That is 1 minus the mean." if abs(got_mean - (1 - mean)) < CLOSE else why
-        raise AssertionError(f"your problems have a mean success rate of {got_mean:.3f}; {wanted}.{why}")
-    usual = {
-        least: " Problems that are all alike are as rarely silent as a data set of this mean can be.",
-        1.0: " Problems that are always or never solved are always silent: you need others, too.",
-        share + (1 - share) * least: " Problems in between are silent sometimes, too: you counted those at the ends.",
-    }
-    if abs(got - share) > CLOSE:
-        why = next((said for wrong, said in usual.items() if abs(got - wrong) < CLOSE / 2), "")
-        raise AssertionError(f"{got:.1%} of your groups are silent; {wanted}.{why}")
+    wanted = f"asked for are mean {mean:.3f} and {share:.1%}"
+    if max(abs(got_mean - mean), abs(got - share)) > CLOSE:
+        raise AssertionError(f"your problems have mean {got_mean:.3f} and {got:.1%} silent groups of {n}; {wanted}")
 
 
 q3.case("half of the way from the fewest silent groups to all")(
@@ -255,27 +198,24 @@ def group_gradients(logits: Tensor, rewards: Tensor, n: int, wrong: str = "") ->
     return found.flip(0) if wrong == "flipped" else found
 
 
-def check_gradients(f, logits: Tensor, rewards: Tensor, n: int) -> None:
-    compare_named(f, group_gradients, (logits, rewards, n), GRADIENT_MISTAKES)
-
-
 def apart(actions: int) -> Tensor:
     """Rewards that differ, all of them eighths: the mean of equal ones does not round."""
     return torch.randperm(33)[:actions] / 8
 
 
+q5.expects(group_gradients, GRADIENT_MISTAKES)
 q5.case("two actions in groups of 2, 3 and 6")(
-    lambda f: [check_gradients(f, torch.randn(2), torch.tensor([1.0, 0.0]), n) for n in (3, 2, 6)]
+    lambda f: [q5.check(f, torch.randn(2), torch.tensor([1.0, 0.0]), n) for n in (3, 2, 6)]
 )
 
 
 @q5.case("three and four actions, any rewards")
 def _(f):
-    check_gradients(f, torch.randn(3), apart(3), 4)
-    check_gradients(f, torch.randn(4), apart(4) - 0.5, 3)
+    q5.check(f, torch.randn(3), apart(3), 4)
+    q5.check(f, torch.randn(4), apart(4) - 0.5, 3)
 
 
 @q5.case("rewards all alike: no gradient at all")
 def _(f):
     compare(f(torch.randn(3), torch.ones(3), 3), torch.zeros(2, 3), what="the gradient")
-    check_gradients(f, torch.randn(3), apart(3), 3)
+    q5.check(f, torch.randn(3), apart(3), 3)

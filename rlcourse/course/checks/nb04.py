@@ -6,12 +6,16 @@ import itertools
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, as_tensor, between, compare, draw, nb02
-from rlcourse.course.checks.builders import Names, compare_loss, compare_named, lengths_mask, pick, sentences
+from rlcourse.course.checks import Question, between, compare, draw
+from rlcourse.course.checks.builders import Names, left_in, lengths_mask
+from rlcourse.course.checks.comparison import as_tensor
+from rlcourse.course.checks.nb02 import CLIPPED, sample_update
+from rlcourse.course.checks.policy_losses import expect_loss, policy_loss, said_of
 
 q1 = Question("q1", "dr_grpo", hint="Delete the row means and divide by a constant; the KL goes, too.")
-q1.case("a policy that has moved, some tokens clipped")(lambda f: nb02.check_update(f, *nb02.sample_update(0.5, False)))
-q1.case("a policy that has hardly moved")(lambda f: nb02.check_update(f, *nb02.sample_update(0.1, False)))
+expect_loss(q1, *CLIPPED[1:])
+q1.case("a policy that has moved, some tokens clipped")(lambda f: q1.check(f, *sample_update(0.5, False)))
+q1.case("a policy that has hardly moved")(lambda f: q1.check(f, *sample_update(0.1, False)))
 
 q2 = Question("q2", "divisions", hint="Take an unknown factor out first. Which two tokens would you compare?")
 
@@ -78,26 +82,32 @@ q2.case("answers to one prompt that are all of one length")(
 q3 = Question("q3", "group_weights", hint="With p = k / n: k answers have |A| = 1 - p, the other n - k have |A| = p.")
 
 
-def weights_by_group(successes: list[int], n: int, ddof: int = 1) -> Tensor:
+def weights_by_group(successes: Tensor, n: int, ddof: int = 1) -> Tensor:
     """Sum of |A| of a group with k right answers, centered and divided by the std: from the rewards themselves."""
-    rewards = (torch.arange(n) < torch.tensor(successes)[:, None]).double()
+    rewards = (torch.arange(n) < successes[:, None]).double()
     total = (rewards - rewards.mean(1, keepdim=True)).abs().sum(1)
     return torch.stack([total, total / rewards.std(1, correction=ddof)]).nan_to_num()
 
 
+def shapes(successes: Tensor, n: int) -> Tensor:
+    p = successes / n
+    return torch.stack([p * (1 - p), (p * (1 - p)).sqrt()])
+
+
+WEIGHTS = {
+    "You have p (1 - p) and its root: the right shapes, but not the sums of |A|.": shapes,
+    "The std is that of a sample: n - 1 in its denominator.": lambda k, n: weights_by_group(k, n, ddof=0),
+    "The two rows are in the wrong order: Dr. GRPO first.": lambda k, n: weights_by_group(k, n).flip(0),
+    "You took the weight of one answer: add up the group.": lambda k, n: weights_by_group(k, n) / n,
+    "You counted the right answers alone: the wrong ones weigh as much again.": lambda k, n: weights_by_group(k, n) / 2,
+}
+
+
 def check_weights(f, successes: list[int], n: int) -> None:
-    expected, p = weights_by_group(successes, n), torch.tensor(successes) / n
-    shapes = torch.stack([p * (1 - p), (p * (1 - p)).sqrt()])
-    mistakes = {
-        "You have p (1 - p) and its root: the right shapes, but not the sums of |A|.": shapes,
-        "The std is that of a sample: n - 1 in its denominator.": weights_by_group(successes, n, ddof=0),
-        "The two rows are in the wrong order: Dr. GRPO first.": expected.flip(0),
-        "You took the weight of one answer: add up the group.": expected / n,
-        "You counted the right answers alone: the wrong ones weigh as much again.": expected / 2,
-    }
-    compare(f(torch.tensor(successes), n), expected, mistakes, what=f"the weights for n = {n}", atol=1e-4)
+    q3.check(f, torch.tensor(successes), n)
 
 
+q3.expects(weights_by_group, also=WEIGHTS, parts={"the weights": None}, atol=1e-4)
 q3.case("a group of eight: every number of right answers from 1 to 7")(
     lambda f: check_weights(f, (1 + torch.randperm(7)).tolist(), 8)
 )
@@ -117,39 +127,23 @@ PLANTED = {
     "groups": "the groups are mixed: row i answers prompt i // num_generations (01)",
     "minimum": "the clipped product is taken even where the other is smaller, and wrong tokens get away (02)",
     "std": "the advantages are divided by the deviation of the group, which Dr. GRPO deletes (03, 04)",
-    "divisor": "the number of tokens of this batch is drawn with the answers and is no constant (04)",
+    "tokens": "the number of tokens of this batch is drawn with the answers and is no constant (04)",
 }
-STEP_MISTAKES = {
-    "length": "You divided each answer by its own length: that is GRPO's, and the other deletion.",
-    "width": "You divided by the width of the batch: the constant is max_new_tokens.",
-    "no rows": "You forgot to divide by the number of rows.",
-    "no limit": "You forgot to divide by max_new_tokens.",
-    "sign": "The sign is wrong: the loss is minus what should grow.",
-    "upside down": "The ratio is upside down: it's new over old.",
-    "no clip": "No token is clipped: is the minimum taken with the clipped product?",
-    "no baseline": "There is no baseline left: subtract the group's mean reward.",
-}
+OTHERS = "lengths", "width", "rows", "sum", "sign", "upside down", "no clip"
+STEP = said_of(*OTHERS) | {("no baseline",): "There is no baseline left: subtract the group's mean reward."}
 
 
 def step_loss(logits, ids, starts, lengths, old, rewards, n: int, limit: int, clip: float, wrong: Names = ()) -> Tensor:
-    """The loss row by row in float64, its clip by the sign of the advantage, with mistakes: a scalar."""
-    total, rows, prompts = torch.zeros((), dtype=torch.float64), len(ids), len(ids) // n
-    ends = (starts + lengths - int("end" in wrong)).tolist()
-    kept = [list(range(start, end)) for start, end in zip(starts.tolist(), ends, strict=True)]
-    tokens = sum(map(len, kept))
-    for i, places in enumerate(kept):
-        group = (rewards[i % prompts :: prompts] if "groups" in wrong else rewards[i // n * n :][:n]).double()
-        a = rewards[i].double() - (0 if "no baseline" in wrong else group.mean())
-        a = a / (group.std() + 1e-4) if "std" in wrong else a
-        at = logits[i].double().log_softmax(-1)
-        new = torch.stack([at[t if "shift" in wrong else t - 1, ids[i, t]] for t in places])
-        was = old[i, [t - 1 for t in places]].double()
-        ratio = (was - new if "upside down" in wrong else new - was).exp()
-        gain = a * (ratio.clamp(max=1 + clip) if a > 0 else ratio.clamp(min=1 - clip))
-        gain = pick(wrong, {"minimum": ratio.clamp(1 - clip, 1 + clip) * a, "no clip": ratio * a}, gain).sum()
-        counts = {"divisor": tokens, "length": rows * len(places), "width": rows * (ids.shape[1] - 1)}
-        total = total + gain / pick(wrong, counts | {"no rows": limit, "no limit": rows}, rows * limit)
-    return total if "sign" in wrong else -total
+    """The loss in float64, with mistakes: a scalar."""
+    groups = rewards.double().view(n, -1).T if "groups" in wrong else rewards.double().view(-1, n)
+    A = groups - (0 if "no baseline" in wrong else groups.mean(1, keepdim=True))
+    A = A / (groups.std(1, keepdim=True) + 1e-4) if "std" in wrong else A
+    A = (A.T if "groups" in wrong else A).reshape(-1, 1)
+    at = torch.arange(1, ids.shape[1])
+    mask = (at >= starts[:, None]) & (at < (starts + lengths - int("end" in wrong))[:, None])
+    new = (logits[:, 1:] if "shift" in wrong else logits[:, :-1]).double().log_softmax(-1)
+    new = new.gather(-1, ids[:, 1:, None])[..., 0]
+    return policy_loss(new, old, old, A, mask, wrong, clip=clip, limit=limit)
 
 
 def check_step(f, moved: float, n: int = 3, clip: float = 0.2) -> None:
@@ -161,10 +155,10 @@ def check_step(f, moved: float, n: int = 3, clip: float = 0.2) -> None:
     old = (logits[:, :-1] + moved * torch.randn(rows, width - 1, 5)).log_softmax(-1)
     old = old.gather(-1, ids[:, 1:, None])[..., 0]
     rewards = torch.rand(rows) * 2 + torch.tensor([0.0, 3.0]).repeat_interleave(n)
-    given = (logits, ids, starts, lengths, old, rewards, n, draw(10, 90), clip)
-    compare_loss(f, given, step_loss, sentences(PLANTED, STEP_MISTAKES), {"the gradient": 0, "the loss": None})
+    q4.check(f, logits, ids, starts, lengths, old, rewards, n, draw(10, 90), clip)
 
 
+q4.expects(step_loss, STEP, also=left_in(step_loss, PLANTED), parts={"the gradient": 0, "the loss": None}, atol=1e-6)
 q4.case("a policy that has moved, some tokens clipped")(lambda f: [check_step(f, 0.6), check_step(f, 0.3, 4, 0.1)])
 
 
@@ -194,23 +188,22 @@ def drift_by_loop(weights: Tensor, cut: float, q: float, wrong: str = "") -> flo
     return total
 
 
-def check_drift(f, *given) -> None:
-    compare_named(f, drift_by_loop, given, DRIFTS, what=f"the drift at q = {given[-1]:.3f}", atol=1e-6)
+q5.expects(drift_by_loop, DRIFTS, parts={"the drift": None}, atol=1e-6)
 
 
 q5.case("any weights, a short limit")(
-    lambda f: [check_drift(f, torch.rand(n) + 0.1, between(0, 1), between(0.1, 0.6)) for n in (2, 5)]
+    lambda f: [q5.check(f, torch.rand(n) + 0.1, between(0, 1), between(0.1, 0.6)) for n in (2, 5)]
 )
 
 
 @q5.case("answers that are cut off are left out, and an answer of one token at most")
 def _(f):
-    check_drift(f, torch.full((draw(4, 30),), between(0, 1)), 0.0, between(0.05, 0.15))
-    check_drift(f, torch.rand(1), between(0, 1), between(0.2, 0.8))
+    q5.check(f, torch.full((draw(4, 30),), between(0, 1)), 0.0, between(0.05, 0.15))
+    q5.check(f, torch.rand(1), between(0, 1), between(0.2, 0.8))
 
 
 @q5.case("a constant, whatever it is: no drift")
 def _(f):
     constant, q, limit = between(0.1, 1.1), between(0.05, 0.55), draw(3, 40)
     for cut in (constant, constant / 2):
-        check_drift(f, torch.full((limit,), constant), cut, q)
+        q5.check(f, torch.full((limit,), constant), cut, q)

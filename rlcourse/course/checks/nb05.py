@@ -3,41 +3,31 @@ checkpoints, which engine lied, and naming a failure from its curves."""
 
 import itertools
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, between, compare, draw
+from rlcourse.course.checks import Question, between, draw
 from rlcourse.course.checks.builders import whole_number
 from rlcourse.course.checks.nb01 import text_case
 from rlcourse.course.lessons.curve_records import load_curve
 
 q1 = Question("q1", "verify_real", hint="Four places to look, in an order. Look for the first that's there.")
 
-BOX, LAST = "You don't read the last `\\boxed{}`.", "You don't fall back to the last number."
-ORDER = "The order is: `#### `, then `\\boxed{}`, then the last number."
-REAL = {  # as TEXTS of lesson 01: from the gold answer g and a wrong one w
-    "the ways in which a real model ends": lambda g, w: [
-        (f"{g - 3}+3={g}\n#### {g}", True, "You refuse `#### `."),
-        (f"So it is \\boxed{{{w}}}, no, \\boxed{{{g}}} of {w}.", True, BOX),
-        (f"He had {w}, so the answer is {g}.", True, LAST),
-        (f"The answer is {g}, not {w}.", False, "You pay for a number that isn't the last."),
-        ("I don't know.", False, "You pay an answer without a number."),
-    ],
-    "several of them": lambda g, w: [
-        (f"#### {g}\nThat is \\boxed{{{w}}}, or {w}.", True, ORDER),
-        (f"#### {w}\nThat is \\boxed{{{g}}}, or {g}.", False, ORDER),
-        (f"\\boxed{{{g}}} is more than {w}.", True, ORDER),
-        (f"\\boxed{{{w}}} is more than {g}.", False, ORDER),
-    ],
-    "dollars, commas and decimals": lambda g, w: [
-        (f"#### ${g}.00", True, "You refuse a price: there may be a dollar sign, and decimals."),
-        (f"She pays ${g}.", True, "You stumble over a dollar sign or a full stop."),
-        (f"\\boxed{{\\${g}}}", True, "You stumble over `\\$` in a box."),
-        (f"#### -{g}", False, "You drop the sign."),
-        (f"#### {g}.5", False, "You pay for digits inside another number."),
-    ],
-}
+REAL = {  # as STRICT of lesson 01: from the gold answer g and a wrong one w, texts to pay and texts not to pay
+    "the ways in which a real model ends": lambda g, w: (
+        [f"{g - 3}+3={g}\n#### {g}", f"So it is \\boxed{{{w}}}, no, \\boxed{{{g}}} of {w}.", f"Of {w}, he has {g}."],
+        [f"The answer is {g}, not {w}.", "I don't know."],
+    ),
+    "several of them": lambda g, w: (
+        [f"#### {g}\nThat is \\boxed{{{w}}}, or {w}.", f"\\boxed{{{g}}} is more than {w}."],
+        [f"#### {w}\nThat is \\boxed{{{g}}}, or {g}.", f"\\boxed{{{w}}} is more than {g}."],
+    ),
+    "dollars, commas and decimals": lambda g, w: (
+        [f"#### ${g}.00", f"She pays ${g}.", f"\\boxed{{\\${g}}}"], [f"#### -{g}", f"#### {g}.5"]
+    ),
+}  # fmt: skip
 for case, texts in REAL.items():
     text_case(q1, case, texts)
 
@@ -52,27 +42,31 @@ def by_trying(right_worked: float, readable_worked: float, right_guessed: float,
     return credit[worked >= guessed - 1e-12].max().item()
 
 
+def credit(below: Callable) -> Callable:
+    """How far working is ahead at credit 0, divided by `below` of the four shares."""
+    return lambda *shares: (shares[0] - shares[2]) / below(*shares) if below(*shares) else math.inf
+
+
+CREDIT = {
+    "A right answer earns 1 and no credit on top: the credit is for wrong answers that can be read.": credit(
+        lambda pw, fw, pg, fg: fg - fw
+    ),
+    "Some of the guesses that can be read are right: take them off before you count the credits.": credit(
+        lambda pw, fw, pg, fg: fg - (fw - pw)
+    ),
+    "Some of the worked answers are wrong and can be read: they earn the credit, too.": credit(
+        lambda pw, fw, pg, fg: fg - pg
+    ),
+    "A credit is at most 1: where working pays at any credit, the answer is 1.": credit(
+        lambda pw, fw, pg, fg: fg - pg - (fw - pw)
+    ),
+}
+q2.expects(by_trying, also=CREDIT, parts={"the credit": None})
+
+
 def check_credit(f, *shares: float) -> None:
     """Check with shares of three decimals."""
-    right_worked, readable_worked, right_guessed, readable_guessed = shares = [round(share, 3) for share in shares]
-    ahead, credited = right_worked - right_guessed, readable_worked - right_worked
-
-    def over(below: float) -> float:
-        return ahead / below if below else math.inf
-
-    crossing = over(readable_guessed - right_guessed - credited)
-    top = "A right answer earns 1 and no credit on top: the credit is for wrong answers that can be read."
-    guessed = "Some of the guesses that can be read are right: take them off before you count the credits."
-    worked = "Some of the worked answers are wrong and can be read: they earn the credit, too."
-    mistakes = {
-        top: over(readable_guessed - readable_worked),
-        guessed: over(readable_guessed - credited),
-        worked: over(readable_guessed - right_guessed),
-        "A credit is at most 1: where working pays at any credit, the answer is 1.": crossing,
-        "It is the other way up: what working is ahead stands above the line.": 1 / crossing,
-        "That is how far working is ahead at credit 0: how much faster does guessing gain as the credit grows?": ahead,
-    }
-    compare(f(*shares), by_trying(*shares), mistakes, what="the credit")
+    q2.check(f, *(round(share, 3) for share in shares))
 
 
 def check_usual_credit(f, ahead: float) -> None:
@@ -97,7 +91,7 @@ q3 = Question("q3", "overstated", hint="When is the best of k scores at most c? 
 
 
 def best_by_pairs(p: float, n: int, k: int) -> float:
-    """The mean of the best of k counts of n, by taking one more checkpoint at a time."""
+    """What the best of k counts of n is above p on average, by taking one more checkpoint at a time."""
     one = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
     best = one
     for _ in range(k - 1):
@@ -105,25 +99,24 @@ def best_by_pairs(p: float, n: int, k: int) -> float:
         for a, b in itertools.product(range(n + 1), repeat=2):
             both[max(a, b)] += best[a] * one[b]
         best = both
-    return sum(c * chance for c, chance in enumerate(best))
+    return sum(c * chance for c, chance in enumerate(best)) / n - p
 
 
-def check_best(f, p: float, n: int, k: int) -> None:
-    mean, se = best_by_pairs(p, n, k), math.sqrt(p * (1 - p) / n)
-    mistakes = {
-        "That is the best measured accuracy itself: take the true one off.": mean / n,
-        "That is a number of problems: divide by how many there are.": mean - n * p,
-        "That is one standard error of one accuracy: how far the best lies out depends on how many there are.": se,
-        "That is a standard error for each checkpoint: the best of ten does not lie ten times as far out.": k * se,
-    }
-    compare(f(p, n, k), mean / n - p, mistakes, "the overstatement", atol=2e-5)
+BEST = {
+    "That is the best measured accuracy itself: take the true one off.": lambda p, n, k: best_by_pairs(p, n, k) + p,
+    "That is a number of problems: divide by how many there are.": lambda p, n, k: n * best_by_pairs(p, n, k),
+    "That is one standard error of one accuracy: how far the best lies out depends on how many there are.": (
+        lambda p, n, k: math.sqrt(p * (1 - p) / n)
+    ),
+}
+q3.expects(best_by_pairs, also=BEST, parts={"the overstatement": None}, atol=2e-5)
 
 
 q3.case("two and three checkpoints, few problems, or a single one")(
-    lambda f: [check_best(f, between(0.2, 0.8), n, k) for n, k in ((draw(4, 9), 2), (draw(4, 9), 3), (1, draw(2, 9)))]
+    lambda f: [q3.check(f, between(0.2, 0.8), n, k) for n, k in ((draw(4, 9), 2), (draw(4, 9), 3), (1, draw(2, 9)))]
 )
 q3.case("one checkpoint is not overstated")(
-    lambda f: [check_best(f, between(0.2, 0.8), draw(5, 20), k) for k in (1, draw(4, 6))]
+    lambda f: [q3.check(f, between(0.2, 0.8), draw(5, 20), k) for k in (1, draw(4, 6))]
 )
 
 q4 = Question("q4", "which_engine", hint="Print the gaps of each engine: their sign, their size, what they go with.")

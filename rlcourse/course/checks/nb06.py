@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, as_tensor, between, compare, draw
-from rlcourse.course.checks.builders import Names, compare_named, drawn_until, sentences, whole_number
+from rlcourse.course.checks import Question, between, draw
+from rlcourse.course.checks.builders import Names, drawn_until, left_in
+from rlcourse.course.checks.comparison import as_tensor
 
 q1 = Question("q1", "busy_fraction", hint="Each of the three examples shows one mistake: begin with the first.")
 
@@ -37,16 +38,18 @@ def wrong_busy(starts: Tensor, ends: Tensor, begin: float, end: float, wrong: Na
     return total / (end - begin)
 
 
+BUSY = {
+    "You added up the durations: where intervals overlap, time counts once.": lambda starts, ends, begin, end: (
+        (ends.clamp(begin, end) - starts.clamp(begin, end)).sum().item() / (end - begin)
+    ),
+    "That is the idle share: take it from 1.": lambda *given: 1 - busy(*given),
+    "Divide by the length of the window.": lambda *given: busy(*given) * (given[3] - given[2]),
+}
+
+
 def check_busy(f, starts: list[float] | Tensor, ends: list[float] | Tensor, begin: float, end: float) -> None:
     order = torch.randperm(len(starts))
-    starts, ends = (torch.as_tensor(x, dtype=torch.float64)[order] for x in (starts, ends))
-    right, inside = busy(starts, ends, begin, end), ends.clamp(begin, end) - starts.clamp(begin, end)
-    mistakes = {said: wrong_busy(starts, ends, begin, end, wrong) for wrong, said in sentences(PLANTED, {}).items()} | {
-        "You added up the durations: where intervals overlap, time counts once.": inside.sum().item() / (end - begin),
-        "That is the idle share: take it from 1.": 1 - right,
-        "Divide by the length of the window.": right * (end - begin),
-    }
-    compare(f(starts, ends, begin, end), right, mistakes, atol=2e-6)
+    q1.check(f, *(torch.as_tensor(x, dtype=torch.float64)[order] for x in (starts, ends)), begin, end)
 
 
 def random_intervals(begin: float) -> tuple[Tensor, Tensor]:
@@ -55,6 +58,7 @@ def random_intervals(begin: float) -> tuple[Tensor, Tensor]:
     return starts, starts + 0.2 + 3 * torch.rand(12, dtype=torch.float64)
 
 
+q1.expects(busy, also=left_in(wrong_busy, PLANTED) | BUSY, parts={"the share": None}, atol=2e-6)
 q1.case("intervals over the edges of the window, and outside it; a window that does not begin at 0")(
     lambda f: [check_busy(f, *random_intervals(begin), begin, begin + 22.0) for begin in (0.0, 40.0, 105.0)]
 )
@@ -105,12 +109,7 @@ def most_rows(weights, cache, element, launches, host, copy, compute, slack, wro
     return rows
 
 
-def check_free(f, *numbers: float) -> None:
-    found = whole_number(f(*numbers), 0, 2**60, "return a whole number of rows")
-    expected = most_rows(*numbers)
-    if found != expected:
-        named = (said for wrong, said in FREE_MISTAKES.items() if found == most_rows(*numbers, wrong=wrong))
-        raise AssertionError(next(named, f"the number of rows is {found:,}, expected {expected:,}"))
+q2.expects(most_rows, FREE_MISTAKES, parts={"the number of rows": None})
 
 
 def half_a_billion(cache: float, launches: int, host: float) -> tuple:
@@ -120,21 +119,21 @@ def half_a_billion(cache: float, launches: int, host: float) -> tuple:
 @q2.case("a slow host before a fast machine: one row takes as long as its launches")
 def _(f):
     for cache in (between(1e6, 2e6), between(9e6, 2e7)):
-        check_free(f, *half_a_billion(cache, draw(900, 1300), 8e-6), between(1.05, 1.4))
+        q2.check(f, *half_a_billion(cache, draw(900, 1300), 8e-6), between(1.05, 1.4))
 
 
 @q2.case("one launch: long caches, and none yet")
 def _(f):
-    check_free(f, *half_a_billion(between(4e6, 6e6), 1, 2e-5), between(1.2, 1.8))
-    check_free(f, *half_a_billion(0.0, 1, 2e-5), between(1.05, 1.5))
+    q2.check(f, *half_a_billion(between(4e6, 6e6), 1, 2e-5), between(1.2, 1.8))
+    q2.check(f, *half_a_billion(0.0, 1, 2e-5), between(1.05, 1.5))
 
 
 @q2.case("slow processors: in float32, and one where the operations of one row take the longest")
 def _(f):
     machine = 4, 1, 2e-5, between(1.5e10, 2.5e10), between(8e10, 1.2e11)
-    check_free(f, between(9e5, 1e6), between(2e4, 4e4), *machine, between(2.5, 4.0))
+    q2.check(f, between(9e5, 1e6), between(2e4, 4e4), *machine, between(2.5, 4.0))
     machine = 2, 1, 1e-5, between(9e11, 1e12), between(4e11, 6e11)
-    check_free(f, between(1e8, 2e8), between(1e4, 1e5), *machine, between(3.2, 7.8))
+    q2.check(f, between(1e8, 2e8), between(1e4, 1e5), *machine, between(3.2, 7.8))
 
 
 q3 = Question("q3", "best_plan", hint="No change has a worth of its own. How many choices of yes and no are there?")
@@ -232,10 +231,13 @@ def own_times(starts: Tensor, ends: Tensor, wrong: str = "") -> Tensor:
     return duration - children.double() @ duration
 
 
+q4.expects(own_times, SELF_MISTAKES, atol=1e-4)
+
+
 def check_own(f, pairs: list[tuple[float, float]], later: float = 0.0) -> None:
     """pairs: starts and ends of events, in microseconds after `later`; any order."""
     starts, ends = (torch.tensor(pairs, dtype=torch.float64)[torch.randperm(len(pairs))] + later).T.contiguous()
-    compare_named(f, own_times, (starts, ends), SELF_MISTAKES, atol=1e-4)
+    q4.check(f, starts, ends)
 
 
 def tree(depth: int, begin: float, end: float) -> list[tuple[float, float]]:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, between, compare_all, draw
-from rlcourse.course.checks.builders import Names, compare_named, drawn_until, sentences, whole_number
+from rlcourse.course.checks import Question, between, draw
+from rlcourse.course.checks.builders import Names, drawn_until, left_in, whole_number
 
 q1 = Question("q1", "attend_with_cache", hint="Write k and v at [row, position], then hide the slots after it.")
 
@@ -35,13 +35,15 @@ def attend(q, k, v, keys, values, positions, wrong: str = "") -> Tensor:
     return found
 
 
+q1.expects(attend, CACHE_MISTAKES, atol=1e-4)
+
+
 def check_cache(f, rows: int, queries: int, slots: int, size: int, positions: Tensor, junk: float = 1.0) -> None:
     """junk: how large the numbers are that an earlier answer left from the positions on."""
     shapes = ((rows, queries, size), (rows, size), (rows, size), (rows, slots, size), (rows, slots, size))
     *new, keys, values = (torch.randn(shape) for shape in shapes)
     left = torch.where(torch.arange(slots) < positions[:, None], 1.0, junk)[..., None]
-    inputs = *new, keys * left, values * left, positions
-    compare_named(f, attend, inputs, CACHE_MISTAKES, atol=1e-4)
+    q1.check(f, *new, keys * left, values * left, positions)
 
 
 @q1.case("rows at different positions, the last slot included, and what an earlier answer left is not seen")
@@ -64,13 +66,6 @@ OPERATIONS = {
     "or": lambda a, b: max(a, b),
     "choose": lambda a, b, c: b if a > 0 else c,
 }
-TAPE_MISTAKES = {
-    "no pad": "A row that had ended gets padding, whatever was drawn.",
-    "position": "The position of a row that had ended must stay where it is.",
-    "forgets": "A row that had ended stays so: the flag is what it was, or the new end.",
-    "no limit": "A row whose position has reached the limit has ended, too.",
-    "late": "You were one step late: a row ends when its position, once it has gone up, reaches the limit.",
-}
 Row = tuple[int, int, int]  # token, position, ended
 
 
@@ -91,37 +86,26 @@ def played(tape, memory: dict[str, int], drawn: int) -> Row:
     return memory["token"], memory["position"], memory["ended"]
 
 
-def next_row(row: Row, drawn: int, eos: int, pad: int, limit: int, wrong: str = "") -> Row:
-    """One row after a replay, with an `if`; `wrong` names a usual mistake."""
+def next_row(row: Row, drawn: int, eos: int, pad: int, limit: int) -> Row:
+    """One row after a replay, with an `if`."""
     _, position, ended = row
-    if ended:
-        flag = int(drawn == eos) if wrong == "forgets" else 1
-        return (drawn if wrong == "no pad" else pad), position + (wrong == "position"), flag
-    full = position + 1 >= limit + (wrong == "late") and wrong != "no limit"
-    ended = int(drawn == eos or full)
-    return drawn, position + 1, ended
+    return (pad, position, 1) if ended else (drawn, position + 1, int(drawn == eos or position + 1 >= limit))
 
 
 def check_tape(f, limit: int, position: int, ended: int, draws: str) -> None:
     """draws: what the model draws for one row, replay by replay: "w", some word, or "e", the end."""
     eos = draw(100, 900)
-    special, words = (eos, eos + draw(1, 90), limit), [eos if kind == "e" else draw(1, 99) for kind in draws]
-    tape, start = f(*special), (draw(1, 99), position, ended)
-    if not isinstance(tape, list | tuple):
-        raise AssertionError("return a list of instructions, (operation, target, sources...).")
-
-    def path(wrong: str = "") -> list[Row]:
-        row = start
-        return [row := next_row(row, drawn, *special, wrong=wrong) for drawn in words]
-
-    memory = dict(zip(("token", "position", "ended"), start, strict=True))
-    found = [played(tape, memory, drawn) for drawn in words]
-    right = [start, *path()]
-    for before, drawn, expected, got in zip(right, words, right[1:], found, strict=False):
-        if got != expected:
-            named = [said for wrong, said in TAPE_MISTAKES.items() if path(wrong) == found]
-            usual = f"from token, position, ended = {before} and drawn {drawn} your tape makes {got}, not {expected}"
-            raise AssertionError(named[0] if named else f"with eos, pad, limit = {special}: {usual}.")
+    special, row = (eos, eos + draw(1, 90), limit), (draw(1, 99), position, ended)
+    tape, memory = f(*special), dict(zip(("token", "position", "ended"), row, strict=True))
+    assert isinstance(tape, list | tuple), "return a list of instructions, (operation, target, sources...)."
+    for kind in draws:
+        drawn = eos if kind == "e" else draw(1, 99)
+        expected, found = next_row(row, drawn, *special), played(tape, memory, drawn)
+        assert found == expected, (
+            f"with eos, pad, limit = {special}: from token, position, ended = {row} and drawn {drawn} your tape makes "
+            f"{found}, not {expected}"
+        )
+        row = expected
 
 
 q2.case("a row writes, ends by itself, and stays so")(lambda f: check_tape(f, 1000, draw(3, 40), 0, "wwewww"))
@@ -170,21 +154,32 @@ def wrong_draw(logits: Tensor, tile: int, uniform: Tensor, wrong: Names) -> tupl
     return torch.tensor(tokens), torch.stack(logprobs)
 
 
-def check_draw(f, logits: Tensor, tile: int, tokens: Tensor | None = None, u: Tensor | None = None) -> None:
-    """tokens: those that `u` falls on, some likely ones if not given; u: the middles of their pieces of [0, 1]."""
+def draw_flat(logits: Tensor, tile: int, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens and their log-probs from the running sum over the whole row, in float64."""
     logpi = logits.double().log_softmax(-1)
-    pi = logpi.exp()
+    tokens = (logpi.exp().cumsum(-1) <= uniform[:, None].double()).sum(-1)
+    return tokens, logpi.gather(1, tokens[:, None])[:, 0]
+
+
+DRAWS = {
+    "That is the place within the tile: add the tokens of the tiles before it.": lambda logits, tile, u: (
+        draw_flat(logits, tile, u)[0] % tile, draw_flat(logits, tile, u)[1]
+    ),
+    "That is the most probable token: where u falls decides.": lambda logits, tile, u: (
+        logits.argmax(-1), draw_flat(logits, tile, u)[1]
+    ),
+}  # fmt: skip
+q3.expects(
+    draw_flat, also=left_in(wrong_draw, PLANTED) | DRAWS, parts={("the token ids", "the log-probs"): None}, atol=1e-4
+)
+
+
+def check_draw(f, logits: Tensor, tile: int, tokens: Tensor | None = None) -> None:
+    """tokens: those that u falls on, in the middle of their pieces of [0, 1]; some likely ones if not given."""
+    pi = logits.double().softmax(-1)
     tokens = torch.multinomial((pi > 0.01) * pi, 1)[:, 0] if tokens is None else tokens
-    at = tokens[:, None]
-    expected = logpi.gather(1, at)[:, 0]
-    u = (pi.cumsum(-1).gather(1, at)[:, 0] - expected.exp() / 2).float() if u is None else u
-    result = f(logits, tile, u)
-    left = {said: wrong_draw(logits, tile, u, names) for names, said in sentences(PLANTED, {}).items()}
-    others = {
-        "That is the place within the tile: add the tokens of the tiles before it.": (tokens % tile, expected),
-        "That is the most probable token: where u falls decides.": (logits.argmax(-1), expected),
-    }
-    compare_all(result, (tokens, expected), left | others, ("the token ids", "the log-probs"), atol=1e-4)
+    middle = pi.cumsum(-1) - pi / 2
+    q3.check(f, logits, tile, middle.gather(1, tokens[:, None])[:, 0].float())
 
 
 @q3.case("tiles of some tokens, of one and of all, and a last tile that is not full")
@@ -204,10 +199,10 @@ def _(f):
 def _(f):
     logits = torch.randn(3, 8)
     logits[:, 0] = logits[1, 1] = -torch.inf
-    check_draw(f, logits, 4, torch.tensor([1, 2, 1]), torch.zeros(3))
+    q3.check(f, logits, 4, torch.zeros(3))
     logits = torch.randn(2, 12)
     logits[:, 0], logits[:, 1:4] = -torch.inf, logits[:, 1:4] - 10_000  # a tile whose mass rounds to 0
-    check_draw(f, logits, 4, torch.tensor([4, 4]), torch.zeros(2))
+    q3.check(f, logits, 4, torch.zeros(2))
 
 
 q4 = Question("q4", "best_slots", hint="After how many steps has the last answer ended, with so many slots? Try all.")

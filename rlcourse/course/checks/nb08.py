@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import ptx_interpreter as ptx
-from rlcourse.course.checks import Question, compare, draw
+from rlcourse.course.checks import Question, draw
 from rlcourse.course.checks.kernels import check_kernel, compiled_once, kernel_question, loads
 
 q1 = kernel_question("q1", "AddTen", "Thread number i does element number i: read it, add 10, write it.")
@@ -130,25 +130,25 @@ def _(f):
 q7 = Question("q7", "sectors", hint="A lane's access is in sector address // 32. Count the distinct ones of each warp.")
 
 
-def loop_sectors(addresses: Tensor, active: Tensor) -> Tensor:
+def loop_sectors(addresses: Tensor, size: int, active: Tensor) -> Tensor:
     """Sectors of each warp by sets: [W]."""
     warps = zip(addresses.tolist(), active.tolist(), strict=True)
     return torch.tensor([len({a // 32 for a, on in zip(*warp, strict=True) if on}) for warp in warps])
 
 
-def check_sectors(f, addresses: Tensor, size: int, active: Tensor | None = None) -> None:
-    active = torch.ones_like(addresses, dtype=torch.bool) if active is None else active
-    asked = active.sum(1) * size
-    lowest = torch.where(active, addresses, 2**40).amin(1)
-    span = torch.where(active, addresses, -1).amax(1) + size - lowest
-    mistakes = {
-        "Lanes that are not active ask for nothing.": loop_sectors(addresses, active | True),
-        "You divided the bytes asked for by 32: that is right only where they lie side by side.": -(-asked // 32),
-        "You took the distance from the first byte to the last: what lies between need not be moved.": -(-span // 32),
-        "You counted the lanes: several may share a sector.": active.sum(1),
-        "You counted lines of 128 bytes: a sector has 32.": loop_sectors(addresses // 4, active),
-    }
-    compare(f(addresses, size, active), loop_sectors(addresses, active), mistakes)
+SECTORS = {
+    "Lanes that are not active ask for nothing.": lambda a, size, active: loop_sectors(a, size, active | True),
+    "You divided the bytes asked for by 32: that is right only where they lie side by side.": lambda a, size, active: (
+        -(-active.sum(1) * size // 32)
+    ),
+    "You counted the lanes: several may share a sector.": lambda a, size, active: active.sum(1),
+    "You counted lines of 128 bytes: a sector has 32.": lambda a, size, active: loop_sectors(a // 4, size, active),
+}
+q7.expects(loop_sectors, also=SECTORS)
+
+
+def check_sectors(f, addresses: Tensor, size: int) -> None:
+    q7.check(f, addresses, size, torch.ones_like(addresses, dtype=torch.bool))
 
 
 def base() -> int:
@@ -168,7 +168,7 @@ def _(f):
 def _(f):
     active = torch.rand(3, 32) < 0.5
     active[2] = False
-    check_sectors(f, base() + 32 * torch.arange(96).view(3, 32), 16, active)
+    q7.check(f, base() + 32 * torch.arange(96).view(3, 32), 16, active)
 
 
 q8 = Question("q8", "place", hint="Leave each element in its row: where does its column go, and why there?")

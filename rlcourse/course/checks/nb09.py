@@ -2,15 +2,33 @@
 
 import itertools
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from rlcourse.course.checks import Question, between, compare, draw
-from rlcourse.course.checks.builders import compare_named
 from rlcourse.course.checks.kernels import all_written, execute, kernel_question
 
 q1 = Question("q1", "merge_outputs", hint="How much of the weight of all tokens falls to one place? And to the sink?")
+
+
+def merged(outputs: Tensor, logs: Tensor, sink: Tensor, sinks=True, divide=True, top=lambda every: every.amax(0)):
+    """The outputs weighted by their log-sums, in float64, or with a mistake: [heads, size]."""
+    every = torch.cat([logs, sink[None]]).double()
+    weights = (every - top(every).clamp(min=-1e30)).exp()  # of the places and of the sink
+    total = weights.sum(0) if sinks else weights[:-1].sum(0)
+    return (weights[:-1, :, None] * outputs).sum(0) / (total.clamp(min=1e-30)[:, None] if divide else 1)
+
+
+MERGES = {
+    "You took the mean of the outputs: a place with more weight counts more.": lambda outputs, *_: outputs.mean(0),
+    "The sink takes its share of the weight: it belongs into what you divide by.": partial(merged, sinks=False),
+    "The weights are not divided by their sum.": partial(merged, divide=False),
+    "Each head has a largest log-sum of its own: you took one for all heads.": lambda *given: merged(
+        *given, top=lambda every: every.float().max()
+    ),
+}
 
 
 def check_merge(f, heads: int, lengths: list[int], shift=0.0, apart=0.0, sink=True, nan="") -> None:
@@ -22,27 +40,12 @@ def check_merge(f, heads: int, lengths: list[int], shift=0.0, apart=0.0, sink=Tr
     places = list(zip(scores.split(lengths, 1), values.split(lengths), strict=True))
     logs = torch.stack([part.logsumexp(1) for part, _ in places])
     outputs = torch.stack([part.softmax(1).nan_to_num() @ value for part, value in places])
-    every = torch.cat([scores, sinks[:, None]], 1).double().softmax(1)[:, :-1]
-    expected = every @ values.double() if n else torch.zeros(heads, size)  # the sink's value is nothing
-    with_sink = torch.cat([logs, sinks[None]]).double()
-    own_top = with_sink.amax(0)
-
-    def weighted(top: Tensor, sink: bool = True) -> Tensor:
-        weights = (with_sink - top.clamp(min=-1e30)).float().exp()
-        total = weights.sum(0) if sink else weights[:-1].sum(0)
-        return (weights[:-1, :, None] * outputs).sum(0) / total.clamp(min=1e-30)[:, None]
-
-    mistakes = {
-        "You took the mean of the outputs: a place with more weight counts more.": outputs.mean(0),
-        "The sink takes its share of the weight: it belongs into what you divide by.": weighted(own_top, sink=False),
-        "The weights are not divided by their sum.": ((logs - own_top).exp()[..., None] * outputs).sum(0),
-        "Each head has a largest log-sum of its own: you took one for all heads.": weighted(with_sink.max()),
-    }
-    compare(f(outputs, logs, sinks), expected.float(), mistakes, atol=1e-4, not_finite=nan)
+    q1.check(f, outputs, logs, sinks, not_finite=nan)
 
 
 OVERFLOW = "exp(400) is infinite and exp(-400) is 0: take off the head's largest log-sum, or sink, before the exp."
 EMPTY = "-inf - (-inf) is nan, and so is 0 / 0: for a head of which nobody saw anything, take off a finite number."
+q1.expects(merged, also=MERGES, atol=1e-4)
 q1.case("places of different lengths, no sink")(lambda f: check_merge(f, 3, [draw(2, 5), 1, draw(6, 10)], sink=False))
 q1.case("a sink")(lambda f: check_merge(f, 3, [draw(2, 5), 1, draw(6, 10)]))
 
@@ -104,13 +107,14 @@ def best_by_trying(tokens: Tensor, at_once: int, most: int, fixed: int, mistake:
 
 
 def check_splits(f, tokens: list[int], *launch: int) -> None:
-    compare_named(f, best_by_trying, (torch.tensor(tokens), *launch), SPLITS)
+    q2.check(f, torch.tensor(tokens), *launch)
 
 
 def check_random(f, pairs: int, at_once: int) -> None:
     check_splits(f, torch.randint(1, 900, (pairs,)).tolist(), at_once, draw(8, 12), draw(1, 4))
 
 
+q2.expects(best_by_trying, SPLITS)
 q2.case("few rows on a large card")(lambda f: check_random(f, 4, 60))
 q2.case("as many pairs as the card holds, or more")(lambda f: check_random(f, 25, 20))
 
@@ -145,43 +149,40 @@ REGISTERS = {
     "Registers 0 and 1 lie side by side in a row, not one below the other.": {"order": (1, 0, 2)},
     "Lane 4 g + c: g is lane // 4 and c is lane % 4.": {"by_g": False},
 }
-
-
-def check_registers(f, values: Tensor) -> None:
-    mistakes = {said: registers(values, **mistake) for said, mistake in REGISTERS.items()}
-    compare(f(values), registers(values), mistakes)
-
-
-q3.case("random values")(lambda f: check_registers(f, torch.randn(16, 64)))
+q3.expects(registers, also={said: partial(registers, **mistake) for said, mistake in REGISTERS.items()})
+q3.case("random values")(lambda f: q3.check(f, torch.randn(16, 64)))
 
 
 q4 = Question("q4", "two_changes", hint="Write one function for the longest of the three times; call it four times.")
+
+
+def two_times(data, instructions, flight, gb_s, ghz, sms, latency, combine=max, schedulers=4, unit=1e3, once=False):
+    """The four times in µs and which change to make first: [5] float64."""
+    issue = [i / (schedulers * sms * ghz * 1e3) for i in instructions.tolist()]
+    waits = [latency if once else data * latency / some for some in flight.tolist()]
+    ways = (0, 0), (1, 0), (0, 1), (1, 1)
+    times = [combine([data / (gb_s * unit), issue[i], waits[w]]) for i, w in ways]
+    first = 2 if math.isclose(times[1], times[2]) else int(times[1] > times[2])
+    return torch.tensor([*times, first], dtype=torch.float64)
+
+
+TIMES = {
+    "The three do not follow one another: the time is the longest of them, not their sum.": {"combine": sum},
+    "An SM has four schedulers.": {"schedulers": 1},
+    "The units: a GB/s is a thousand bytes per µs.": {"unit": 1.0},
+    "In each latency `flight` bytes arrive, and `data` are wanted: you wait more than once.": {"once": True},
+}
+q4.expects(two_times, also={said: partial(two_times, **mistake) for said, mistake in TIMES.items()}, atol=1e-3)
 
 
 def check_times(f, moving: tuple, old_issue: tuple, new_issue: tuple, old_wait: tuple, new_wait: tuple) -> None:
     """A card and two kernels whose times in µs are drawn from these spans, and what the function makes of them."""
     bytes_us, issue_us = between(*moving), (between(*old_issue), between(*new_issue))
     waiting_us = between(*old_wait), between(*new_wait)
-    data, latency = 1e6 * draw(1, 200), between(0.4, 1.4)
-    ghz, sms = between(1, 2), draw(40, 140)
+    data, latency, ghz, sms = 1e6 * draw(1, 200), between(0.4, 1.4), between(1, 2), draw(40, 140)
     instructions = torch.tensor([t * 1e-6 * 4 * sms * ghz * 1e9 for t in issue_us], dtype=torch.float64)
     flight = torch.tensor([data * latency / t for t in waiting_us], dtype=torch.float64)
-
-    def answers(combine=max, of=((0, 0), (1, 0), (0, 1), (1, 1)), issue=1.0, memory=1.0, fixed=False):
-        waits = [latency, latency] if fixed else waiting_us
-        times = [combine([memory * bytes_us, issue * issue_us[i], waits[w]]) for i, w in of]
-        verdict = 2 if math.isclose(times[1], times[2]) else int(times[1] > times[2])
-        return torch.tensor([*times, verdict], dtype=torch.float64)
-
-    exchanged = answers(of=((0, 0), (0, 1), (1, 0), (1, 1)))
-    mistakes = {
-        "The three do not follow one another: the time is the longest of them, not their sum.": answers(sum),
-        "An SM has four schedulers.": answers(issue=4.0),
-        "The units: a GB/s is a thousand bytes per µs.": answers(memory=1e3),
-        "In each latency `flight` bytes arrive, and `data` are wanted: you wait more than once.": answers(fixed=True),
-        "The second number is with the new instructions, the third with the new bytes in flight.": exchanged,
-    }
-    compare(f(data, instructions, flight, data / bytes_us / 1e3, ghz, sms, latency), answers(), mistakes, atol=1e-3)
+    q4.check(f, data, instructions, flight, data / bytes_us / 1e3, ghz, sms, latency)
 
 
 @q4.case("the old kernel waits for memory")

@@ -2,12 +2,15 @@
 
 import itertools
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, as_tensor, between, compare, draw
-from rlcourse.course.checks.builders import Names, pick, sentences
+from rlcourse.course.checks import Question, between, compare, draw
+from rlcourse.course.checks.builders import Names, left_in, pick
+from rlcourse.course.checks.comparison import as_tensor
 
 q1 = Question("q1", "worth", hint="Write the time of a whole step first: one watch for the host, one for the GPU.")
 
@@ -21,24 +24,24 @@ def ends(launch: list[float], kernel: list[float], reads: list[bool]) -> float:
     return ended[-1]
 
 
-def check_worth(f, launch: Tensor, kernel: Tensor, reads: Tensor) -> None:
-    launching, running = launch.double().tolist(), kernel.double().tolist()
+def saved(launch: Tensor, kernel: Tensor, reads: Tensor, launch_too: bool = False) -> Tensor:
+    """What each kernel is worth: the time of the step less that without it: [kernels] float64."""
+    launching, running, found = launch.double().tolist(), kernel.double().tolist(), []
+    for i in range(len(running)):
+        free = [0.0 if j == i else k for j, k in enumerate(running)]
+        starts = [0.0 if launch_too and j == i else h for j, h in enumerate(launching)]
+        found.append(ends(launching, running, reads.tolist()) - ends(starts, free, reads.tolist()))
+    return torch.tensor(found, dtype=torch.float64)
 
-    def saved(read: Tensor = reads, launch_too: bool = False) -> Tensor:
-        found, whole = [], ends(launching, running, read.tolist())
-        for i in range(len(running)):
-            free = [0.0 if j == i else k for j, k in enumerate(running)]
-            starts = [0.0 if launch_too and j == i else h for j, h in enumerate(launching)]
-            found.append(whole - ends(starts, free, read.tolist()))
-        return torch.tensor(found, dtype=torch.float64)
 
-    mistakes = {
-        "A kernel is not always worth its time: the host does not wait for it, unless it reads.": kernel.double(),
-        "The host must wait where it reads: it launches nothing before that kernel has ended.": saved(reads & False),
-        "A kernel that takes no time still has to be launched.": saved(launch_too=True),
-        "That is the wrong way round: what is saved is the time before less the time after.": -saved(),
-    }
-    compare(f(launch, kernel, reads), saved(), mistakes, atol=1e-3)
+WORTH = {
+    "A kernel is not always worth its time: the host does not wait for it, unless it reads.": lambda h, k, reads: k,
+    "The host must wait where it reads: it launches nothing before that kernel has ended.": lambda h, k, reads: saved(
+        h, k, reads & False
+    ),
+    "A kernel that takes no time still has to be launched.": partial(saved, launch_too=True),
+}
+q1.expects(saved, also=WORTH, atol=1e-3)
 
 
 def random_times(n: int, least: float, most: float) -> Tensor:
@@ -51,7 +54,7 @@ def check_uneven(f, least: float, most: float, often: float) -> None:
     kernel = torch.where(torch.rand(n) < 0.3, random_times(n, 20, 40), random_times(n, 1, 8))
     reads = torch.rand(n) < often
     reads[n // 2] = often > 0
-    check_worth(f, random_times(n, least, most), kernel, reads)
+    q1.check(f, random_times(n, least, most), kernel, reads)
 
 
 @q1.case("one graph, launched at once; and two")
@@ -59,9 +62,9 @@ def _(f):
     n = draw(4, 8)
     kernel, never = random_times(n, 1, 20), torch.zeros(n, dtype=torch.bool)
     launch = torch.where(torch.arange(n) == 0, between(5, 10), 0.0)
-    check_worth(f, launch, kernel, never)
+    q1.check(f, launch, kernel, never)
     launch[2] = kernel.sum()  # the second is late: what comes before it is worth nothing
-    check_worth(f, launch, kernel, never)
+    q1.check(f, launch, kernel, never)
 
 
 q1.case("now the one is slower, now the other")(lambda f: [check_uneven(f, 2, 12, 0.0) for _ in range(4)])
@@ -78,15 +81,19 @@ PLANTED = {  # the mistakes, in the order in which a card names those that are l
 
 
 OTHERS = {
-    "open": "The mask is not used: what it hides must have no weight.",
-    "none": "The scores are not divided by anything: the root of the head size is asked for.",
+    ("open",): "The mask is not used: what it hides must have no weight.",
+    ("none",): "The scores are not divided by anything: the root of the head size is asked for.",
 }
 
 
-def attention_by_loops(query, keys, values, hidden: Tensor, truths: bool, wrong: Names = ()) -> Tensor:
-    """Attention in float64, head by head, with mistakes. hidden: bool [B, S]; truths: whether the mask has True."""
+def attention_by_loops(query, keys, values, mask, wrong: Names = ()) -> Tensor:
+    """Attention in float64, head by head, with mistakes."""
     (rows, heads, size), kv_heads = query.shape, keys.shape[1]
-    out = torch.zeros(rows, heads, size, dtype=torch.float64)
+    if mask is None and "guess" not in wrong:
+        raise ValueError("no mask")
+    mask = torch.zeros(rows, 1, 1, keys.shape[2]) if mask is None else mask
+    truths, out = mask.dtype == torch.bool, torch.zeros(rows, heads, size, dtype=torch.float64)
+    hidden = (~mask if truths else mask < 0)[:, 0, 0]
     for row, head in itertools.product(range(rows), range(heads)):
         shared = head % kv_heads if "heads" in wrong else head * kv_heads // heads
         scores = keys[row, shared].double() @ query[row, head].double()
@@ -98,6 +105,9 @@ def attention_by_loops(query, keys, values, hidden: Tensor, truths: bool, wrong:
     return out
 
 
+SILENT = {name: said for name, said in PLANTED.items() if name != "guess"}  # found without a call that must fail
+
+
 def check_attend(f, rows: int, heads: int, kv_heads: int, slots: int, truths: bool, full: bool = False) -> None:
     size = 2 * draw(2, 8)
     query, (keys, values) = 2 * torch.randn(rows, heads, size), torch.randn(2, rows, kv_heads, slots, size)
@@ -105,11 +115,10 @@ def check_attend(f, rows: int, heads: int, kv_heads: int, slots: int, truths: bo
     last = first + torch.randint(0, slots // 2, (rows, 1))
     hidden = torch.zeros(rows, slots, dtype=torch.bool) if full else (at < first) | (at > last)
     mask = ~hidden if truths else torch.zeros(rows, slots).masked_fill(hidden, -torch.inf)
-    given, silent = (query, keys, values, hidden, truths), {name: PLANTED[name] for name in PLANTED if name != "guess"}
-    mistakes = {said: attention_by_loops(*given, wrong) for wrong, said in sentences(silent, OTHERS).items()}
-    compare(f(query, keys, values, mask[:, None, None]), attention_by_loops(*given), mistakes, atol=1e-4)
+    q2.check(f, query, keys, values, mask[:, None, None])
 
 
+q2.expects(attention_by_loops, OTHERS, also=left_in(attention_by_loops, SILENT), atol=1e-4)
 q2.case("one head, a full cache")(lambda f: check_attend(f, draw(1, 3), 1, 1, draw(3, 7), truths=False, full=True))
 q2.case("several heads share one, padding, a mask of numbers")(
     lambda f: [check_attend(f, draw(2, 4), 6, draw(2, 3), 8, truths=False) for _ in range(2)]
@@ -143,34 +152,39 @@ def refuses(f, *arguments) -> None:
 q3 = Question("q3", "first_and_last_slot", hint="`argmax` finds the first True; how many there are tells the last.")
 
 
+def first_and_last(mask: Tensor) -> Tensor:
+    """Slot by slot: [2, rows]."""
+    seen = (mask if mask.dtype == torch.bool else mask == 0)[:, 0, 0]
+    return torch.stack([row.nonzero()[[0, -1], 0] for row in seen], 1)
+
+
+def changed(change: Callable) -> Callable:
+    """A function that changes what is right: from first and last slots to what stands in their place."""
+    return lambda mask: torch.stack(change(*first_and_last(mask)))
+
+
+SLOTS = {
+    "The last slot is not the number of slots seen: rows are padded on the left.": changed(lambda a, b: (a, b - a)),
+    "The last slot is the last one that is seen, not the one after it.": changed(lambda a, b: (a, b + 1)),
+    "Padding is forgotten: the first slot is not always 0.": changed(lambda a, b: (a * 0, b)),
+    "You counted all hidden slots: those after the newest token are no padding.": lambda mask: torch.stack(
+        [(mask.shape[-1] - 1 - first_and_last(mask).diff(dim=0)[0]), first_and_last(mask)[1]]
+    ),
+}
+
+
 def check_slots(f, starts: list[int], counts: list[int], slots: int, additive: bool = False) -> None:
-    at = torch.arange(slots)
-    first, many = torch.tensor(starts), torch.tensor(counts)
-    seen = (at >= first[:, None]) & (at < (first + many)[:, None])
+    at, first = torch.arange(slots), torch.tensor(starts)[:, None]
+    seen = (at >= first) & (at < first + torch.tensor(counts)[:, None])
     mask = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf) if additive else seen
-    last = first + many - 1
-
-    def pair(a: Tensor, b: Tensor) -> Tensor:
-        return torch.stack([a, b]).double()
-
-    mistakes = {
-        "The last slot is not the number of slots seen: rows are padded on the left.": pair(first, many - 1),
-        "The last slot is the last one that is seen, not the one after it.": pair(first, last + 1),
-        "You counted all hidden slots: those after the newest token are no padding.": pair(slots - many, last),
-        "Padding is forgotten: the first slot is not always 0.": pair(first * 0, last),
-        "In a mask of numbers 0 is seen and -inf is hidden; in one of truths True is seen.": pair(
-            (~seen).long().argmax(1), (~seen).long().argmax(1) + (~seen).sum(1) - 1
-        ),
-    }
-    found = as_tensor(f(mask[:, None, None]))
-    assert found.dtype == torch.int64, "slots are whole numbers: give them as int64"
-    compare(found.double(), pair(first, last), mistakes)
+    q3.check(f, mask[:, None, None])
 
 
 def check_random_slots(f, additive: bool = False) -> None:
     check_slots(f, torch.randint(0, 4, (8,)).tolist(), torch.randint(1, 6, (8,)).tolist(), 12, additive)
 
 
+q3.expects(first_and_last, also=SLOTS)
 q3.case("rows padded on the left, a cache that is not full")(check_random_slots)
 
 

@@ -2,11 +2,12 @@
 
 import copy
 import itertools
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, compare, draw
+from rlcourse.course.checks import Question, draw
 
 q1 = Question("q1", "audit", hint="Keep one list of blocks for each table, and see before each entry who holds what.")
 
@@ -44,6 +45,12 @@ def broken(entry: list, tables: Tables, number: int, ignored: str = "") -> str:
     return found[0] if found else ""
 
 
+def first_foul(trace: list, number: int, ignored: str = "") -> int:
+    """Where a trace first breaks a rule, -1 for nowhere."""
+    tables: Tables = {}
+    return next((i for i, entry in enumerate(trace) if broken(entry, tables, number, ignored)), -1)
+
+
 def next_entry(tables: Tables, number: int, rule: str = "") -> list | None:
     """An entry that breaks this rule and no other, or none at all; None if none is found that does. Carries it out."""
     for _ in range(3000):
@@ -55,32 +62,25 @@ def next_entry(tables: Tables, number: int, rule: str = "") -> list | None:
     return None
 
 
-def some_trace(rule: str, number: int) -> tuple[list, int]:
-    """A trace in which the rule is broken first at a place that is returned; -1 for the rule "none"."""
+def some_trace(rule: str, number: int) -> list:
+    """A trace in which the rule is broken first, unless it is "none"."""
     tables: Tables = {"a": [1, 2], "b": [1]}
     trace: list = [["give", "a", [1, 2]], ["share", "b", [1]]]
     trace += [next_entry(tables, number) for _ in range(draw(3, 10))]
     if rule == "none":
-        return trace, -1
+        return trace
     while (foul := next_entry(tables, number, rule)) is None:
         trace.append(next_entry(tables, number))
-    return [*trace, foul, *(next_entry(tables, number) for _ in range(draw(1, 4)))], len(trace)
+    return [*trace, foul, *(next_entry(tables, number) for _ in range(draw(1, 4)))]
 
 
 def check_audit(f, *rules: str) -> None:
     for rule in rules:
         number = draw(9, 14)
-        trace, place = some_trace(rule, number)
-
-        def first_foul(ignored: str, trace=trace, number=number) -> int:
-            tables: Tables = {}
-            return next((i for i, entry in enumerate(trace) if broken(entry, tables, number, ignored)), -1)
-
-        mistakes = {sentence: first_foul(ignored) for ignored, sentence in RULES.items()}
-        mistakes["That is the last entry that is wrong, or any: the first is asked for."] = len(trace) - 1
-        compare(f(trace, number), place, mistakes)
+        q1.check(f, some_trace(rule, number), number)
 
 
+q1.expects(first_foul, RULES, also={"The first is asked for, not the last.": lambda trace, number: len(trace) - 1})
 q1.case("what is given")(lambda f: check_audit(f, "held", "nobody's", "none", "given twice", "held"))
 q1.case("what is shared")(lambda f: check_audit(f, "ghost", "none", "shared with itself", "ghost"))
 q1.case("who may write")(lambda f: check_audit(f, "shared write", "foreign write", "none", "foreign write"))
@@ -120,28 +120,33 @@ def blocks_after(running: list[int], starts: list[tuple[int, int]], block: int, 
     return len(later) - (0 if mistake == "counted twice" else len(now))
 
 
-def admitted(running, line, group, free, block, steps, mistake: str = "") -> int:
-    """How many of the answers in line fit, by trying one more each time."""
+def line_of(prompts: list[int], group: int) -> list[tuple[int, int]]:
+    """(number of the prompt, its tokens) of each answer, as they wait."""
+    return [(number, tokens) for number, tokens in enumerate(prompts) for _ in range(group)]
+
+
+def admitted(running, prompts, group: int, free: int, block: int, steps: int, mistake: str = "") -> int:
+    """How many of the waiting answers fit, by trying one more each time."""
     starts: list[tuple[int, int]] = []
-    for answer in line:
-        if blocks_after(running, [*starts, answer], block, steps, mistake) <= free:
+    for answer in line_of(prompts.tolist(), group):
+        if blocks_after(running.tolist(), [*starts, answer], block, steps, mistake) <= free:
             starts.append(answer)
         elif mistake != "skipped":
             break
     return len(starts) // group * group if mistake == "whole groups" else len(starts)
 
 
+q2.expects(admitted, ADMISSION)
+
+
 def check_admission(f, draw_one) -> None:
     """Six requests that `draw_one` makes: running, prompts, group, block, steps. Some blocks are free."""
     for number in range(6):
         running, prompts, group, block, steps = draw_one()
-        line = [(number, tokens) for number, tokens in enumerate(prompts) for _ in range(group)]
+        line = line_of(prompts, group)
         wanted = min(number * len(line) // 6 + draw(0, 1), len(line) - 1)  # so many fit
         free = blocks_after(running, line[:wanted], block, steps) + draw(0, 1)
-        inputs = running, line, group, free, block, steps
-        mistakes = {said: admitted(*inputs, mistake) for mistake, said in ADMISSION.items()}
-        asked = torch.tensor(running, dtype=torch.long), torch.tensor(prompts), group, free, block, steps
-        compare(f(*asked), admitted(*inputs), mistakes)
+        q2.check(f, torch.tensor(running, dtype=torch.long), torch.tensor(prompts), group, free, block, steps)
 
 
 def some(count: int, low: int, high: int) -> list[int]:
@@ -189,20 +194,24 @@ def least(capacity: int, rows: int) -> int:
     return next((n for n in range(1, capacity + 1) if not ends(capacity, rows, n)), capacity + 1)
 
 
+SHORTEST = {
+    "An answer of that length fits alone, but so does a shorter one that never ends.": lambda capacity, rows: capacity,
+    "That is the first length at which somebody is sent back. It ends all the same.": lambda capacity, rows: (
+        capacity // rows + 1
+    ),
+    "That is the greatest length at which one still ends: one more.": lambda capacity, rows: least(capacity, rows) - 1,
+}
+
+
 def check_shortest(f, low: int, high: int, *rows: int) -> None:
     for count in rows:
         capacity = draw(low, high)
         while least(capacity, count) > capacity:
             capacity += 1
-        right = least(capacity, count)
-        mistakes = {
-            "An answer of that length fits alone, but so does a shorter one that never ends.": capacity,
-            "That is the first length at which somebody is sent back. It ends all the same.": capacity // count + 1,
-            "That is the greatest length at which one still ends: one more.": right - 1,
-        }
-        compare(f(capacity, count), right, mistakes)
+        q3.check(f, capacity, count)
 
 
+q3.expects(least, also=SHORTEST)
 q3.case("two answers, little room")(lambda f: check_shortest(f, 8, 20, 2, 2, 2))
 q3.case("two answers, more room")(lambda f: check_shortest(f, 21, 60, 2, 2, 2))
 q3.case("three answers")(lambda f: check_shortest(f, 12, 40, 3, 3, 3))
@@ -231,13 +240,13 @@ def planted(rows: int, width: int, at: int, how: str, dtype: torch.dtype) -> lis
     return results
 
 
-def first(results: list[list[Tensor]], different) -> Tensor:
+def first(results: list[list[Tensor]], different=lambda b, a, _: not torch.equal(bits(b[:-1]), bits(a))) -> Tensor:
     """The first number of rows at which `different(call, the call before, all calls)`, 0 for none."""
     found = [[len(b) for a, b in itertools.pairwise(calls) if different(b, a, calls)] for calls in results]
     return torch.tensor([parted[0] if parted else 0 for parted in found])
 
 
-PARTED = {  # what takes two results for different: the newest call, the one before it, all calls
+PARTED = {  # what takes two results for different
     "nan is not equal to itself, and yet its bits are: compare integers.": lambda b, a, _: (b[:-1] != a).any(),
     "0.0 and -0.0 are equal and have other bits.": lambda b, a, _: ((b[:-1] != a) & ~a.isnan()).any(),
     "A tolerance lets the last bit pass.": lambda b, a, _: not torch.allclose(b[:-1], a, equal_nan=True),
@@ -251,12 +260,10 @@ def check_parting(f, *how: str, dtype: torch.dtype = torch.float32) -> None:
         rows, width = draw(6, 9), draw(4, 7)
         places = [0 if kind == "never" else draw(2, rows) for kind in how]
         places[0] = draw(3, rows - 1)
-        results = [planted(rows, width, at, kind, dtype) for at, kind in zip(places, how, strict=True)]
-        mistakes = {said: first(results, different) for said, different in PARTED.items()}
-        mistakes["That is the call before the one that parts."] = [max(at - 1, 0) for at in places]
-        compare(f(results), places, mistakes)
+        q4.check(f, [planted(rows, width, at, kind, dtype) for at, kind in zip(places, how, strict=True)])
 
 
+q4.expects(first, also={said: partial(first, different=different) for said, different in PARTED.items()})
 q4.case("other bits from some number of rows on")(lambda f: check_parting(f, "on", "never", "on", "on", "never"))
 q4.case("other bits in one call alone")(lambda f: check_parting(f, "once", "on", "never", "once"))
 q4.case("the sign of a zero")(lambda f: check_parting(f, "zero", "never", "zero"))

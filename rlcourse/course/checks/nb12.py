@@ -1,12 +1,12 @@
 """Checks of lesson 12: gradients without autograd, a ledger, a leak, weights that do not move, and a kernel to mend."""
 
 import itertools
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, between, compare, compare_all, draw
-from rlcourse.course.checks.builders import compare_named
+from rlcourse.course.checks import Question, between, compare, draw
 from rlcourse.course.checks.gradients import Numbers, by_autograd, norm_gradients
 from rlcourse.course.checks.kernels import check_kernel, compiled_once, kernel_question
 
@@ -127,25 +127,25 @@ SLOPES = {
     "sign": "The entropy has the wrong sign: it is added.",
     "log p alone": "The entropy's part is missing.",
     "no H": "The entropy depends on p in two places: its slope is -p (log p + H).",
+    "short": "The last chunk, which is not full, is missing.",
+    "last": "That is one chunk's.",
 }
+NAMES = ("the gradient of hidden", "the gradient of head")
 
 
 def check_slopes(f, n: int, chunk: int, vocabulary: int, a: float, b: float, temperature: float) -> None:
     """a: how large the factors of log-probs are."""
     d, a = draw(5, 9), a * torch.randn(n)
     hidden, head, targets = torch.randn(n, d), torch.randn(vocabulary, d), torch.randint(vocabulary, (n,))
+    given = hidden, head, targets, a, b, temperature, chunk
     with Numbers() as seen:  # nothing while grading, where the function runs in another process
-        found = f(hidden, head, targets, a, b, temperature, chunk)
-    mistakes = {said: by_autograd(hidden, head, targets, a, b, temperature, m) for m, said in SLOPES.items()}
-    whole, last = slice(n // chunk * chunk), slice((n - 1) // chunk * chunk, n)
-    for said, some in (("The last chunk, which is not full, is missing.", whole), ("That is one chunk's.", last)):
-        mistakes[said] = by_autograd(hidden[some], head, targets[some], a[some], b, temperature)
-    right = by_autograd(hidden, head, targets, a, b, temperature)
-    compare_all(found, right, mistakes, ("the gradient of hidden", "the gradient of head"), atol=1e-4)
+        found = f(*given)
+    q3.check(lambda *_: found, *given)
     if n > 20 * chunk:  # else a few tensors of a chunk's logits are as large as all logits
         seen.check(largest=max(chunk * vocabulary, vocabulary * d, n * d), at_once=n * vocabulary // 2)
 
 
+q3.expects(by_autograd, SLOPES, parts={NAMES: None}, atol=1e-4)
 q3.case("log-probs alone, at temperature 1")(lambda f: check_slopes(f, 12, 4, draw(20, 40), 1, 0.0, 1.0))
 q3.case("with a temperature")(lambda f: check_slopes(f, 12, 3, draw(20, 40), 1, 0.0, between(0.5, 0.8)))
 q3.case("the entropy alone")(lambda f: check_slopes(f, 10, 5, draw(20, 40), 0, 0.7, between(1, 2)))
@@ -188,9 +188,10 @@ def check_leaks(f, window: tuple[int, int], leaks: tuple[int, int], layers: tupl
         for _ in range(draw(*leaks)):
             i = draw(int(sizes[0]), len(owner) - 1)
             seen[i, draw(0, i - int(positions[i]) - 1)] = True
-        compare_named(f, walk, (positions, seen, (torch.rand(len(owner)) < 0.8) & (place > 0), depth), LEAKS)
+        q4.check(f, positions, seen, (torch.rand(len(owner)) < 0.8) & (place > 0), depth)
 
 
+q4.expects(walk, LEAKS)
 q4.case("nothing leaks through attention")(lambda f: check_leaks(f, (2, 9), (0, 0), (3, 3)))
 q4.case("one layer")(lambda f: check_leaks(f, (1, 3), (2, 4), (1, 1)))
 q4.case("from layer to layer")(lambda f: check_leaks(f, (1, 1), (1, 3), (2, 3)))
@@ -205,21 +206,35 @@ def least(weights: Tensor, step: float) -> Tensor:
     return (sums.bfloat16() != weights[:, None]).int().argmax(1) + 1
 
 
-def check_steps(f, weights: Tensor, *units: int) -> None:
-    """units: steps as multiples of 2^-22, with which w + k step is exact in float32."""
+def by_gap(weights: Tensor, step: float, mistake: str) -> Tensor:
+    """Steps from the distance to the next number, with a mistake."""
     bits = weights.view(torch.int16)
     outer = ((bits + 1).view(torch.bfloat16).double() - weights.double()).abs()  # distance to the next number
     inner = (weights.double() - (bits - 1).view(torch.bfloat16).double()).abs()
-    for step in (unit * 2.0**-22 for unit in units):
-        half = torch.where(weights.double() * step > 0, outer, inner) / 2 / abs(step)
-        outwards = torch.where(bits % 2 == 0, (outer / 2 / abs(step)).floor() + 1, (outer / 2 / abs(step)).ceil())
-        mistakes = {
-            "That is the whole way to the next number: half of it is enough.": (2 * half).ceil(),
-            "A tie goes to the even number: sometimes that is the weight itself.": half.ceil(),
-            "On a tie an odd number gives way: it goes to its even neighbour.": half.floor() + 1,
-            "Below a power of two numbers are twice as dense as above it: mind the direction.": outwards,
-        }
-        compare(f(weights, step), least(weights, step), mistakes)
+    outwards = outer / 2 / abs(step)
+    half = torch.where(weights.double() * step > 0, outer, inner) / 2 / abs(step)
+    return {
+        "whole": (2 * half).ceil(),
+        "ties move": half.ceil(),
+        "ties stay": half.floor() + 1,
+        "outwards": torch.where(bits % 2 == 0, outwards.floor() + 1, outwards.ceil()),
+    }[mistake].long()
+
+
+MOVES = {
+    "That is the whole way to the next number: half of it is enough.": partial(by_gap, mistake="whole"),
+    "A tie goes to the even number: sometimes that is the weight itself.": partial(by_gap, mistake="ties move"),
+    "On a tie an odd number gives way: it goes to its even neighbour.": partial(by_gap, mistake="ties stay"),
+    "Below a power of two numbers are twice as dense as above it: mind the direction.": partial(
+        by_gap, mistake="outwards"
+    ),
+}
+
+
+def check_steps(f, weights: Tensor, *units: int) -> None:
+    """units: steps as multiples of 2^-22, with which w + k step is exact in float32."""
+    for unit in units:
+        q5.check(f, weights, unit * 2.0**-22)
 
 
 def signed(sizes: Tensor) -> Tensor:
@@ -227,6 +242,7 @@ def signed(sizes: Tensor) -> Tensor:
     return (sizes * (2 * torch.randint(0, 2, sizes.shape) - 1)).bfloat16()
 
 
+q5.expects(least, also=MOVES)
 q5.case("weights of the usual size")(lambda f: check_steps(f, signed(0.004 + 0.1 * torch.rand(9)), 5, -7))
 q5.case("large weights")(lambda f: check_steps(f, signed(0.5 + 1.4 * torch.rand(9)), 9, -11))
 q5.case("half-way exactly")(lambda f: check_steps(f, signed(0.01 + 0.2 * torch.rand(9)), 2 ** draw(0, 3), -4))
@@ -244,11 +260,10 @@ NORMS = {
 
 def check_norm(f, rows: int, heads: int, weight_size: float, x_size: float = 1.0) -> None:
     shape = rows, heads, draw(6, 12)
-    given = x_size * torch.randn(shape), weight_size * torch.randn(shape[-1]), torch.randn(shape), 1e-3
-    mistakes = {said: norm_gradients(*given, mistake) for mistake, said in NORMS.items()}
-    compare_all(f(*given), norm_gradients(*given), mistakes, ("the gradient of x", "the gradient of weight"), 1e-3)
+    q6.check(f, x_size * torch.randn(shape), weight_size * torch.randn(shape[-1]), torch.randn(shape), 1e-3)
 
 
+q6.expects(norm_gradients, NORMS, parts={("the gradient of x", "the gradient of weight"): None}, atol=1e-3)
 q6.case("weights of zero, as her test has them")(lambda f: check_norm(f, 3, 2, 0.0))
 q6.case("weights that have been trained")(lambda f: check_norm(f, draw(2, 5), 1, 0.5))
 q6.case("several heads")(lambda f: check_norm(f, draw(2, 4), draw(2, 4), 0.5))

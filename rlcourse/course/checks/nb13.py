@@ -2,12 +2,12 @@
 
 import itertools
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, between, compare, compare_all, draw
-from rlcourse.course.checks.builders import compare_named
+from rlcourse.course.checks import Question, between, draw
 
 q1 = Question("q1", "diagnose", hint="Write down the labels that a row should have. Where do those that it has differ?")
 
@@ -57,14 +57,18 @@ def judged(ids: list[int], labels: list[int], prompt: int, length: int, mistake:
     return FINE if prompt in learned else FIRST
 
 
+def diagnosed(ids, labels, prompts, lengths, eos: int, mistake: str = "") -> Tensor:
+    rows = zip(*(each.tolist() for each in (ids, labels, prompts, lengths)), strict=True)
+    return torch.tensor([judged(*row, mistake) for row in rows])
+
+
 def check_rows(f, *kinds: int, pad: int = PAD) -> None:
     made = [(kinds[i], variant) for variant in range(3) for i in torch.randperm(len(kinds)).tolist()]
     rows = [some_row(kind, 14, pad, variant) for kind, variant in made]
-    mistakes = {sentence: [judged(*row, mistake=mistake) for row in rows] for mistake, sentence in ROWS.items()}
-    given = map(torch.tensor, zip(*rows, strict=True))
-    compare(f(*given, EOS), [kind for kind, _ in made], mistakes, what="the list of mistakes")
+    q1.check(f, *map(torch.tensor, zip(*rows, strict=True)), EOS)
 
 
+q1.expects(diagnosed, ROWS, parts={"the list of mistakes": None})
 q1.case("rows that are fine, prompts and padding that are learned")(lambda f: check_rows(f, FINE, PROMPT, PADDING))
 q1.case("an end that is not learned")(lambda f: check_rows(f, END, FINE, END))
 q1.case("labels one place off, a first token left out")(lambda f: check_rows(f, SHIFTED, FIRST, FINE, PROMPT))
@@ -82,8 +86,9 @@ PLACES = {
 }
 
 
-def by_places(lengths: list[int], answers: list[int], width: int, mistake: str = "") -> tuple[Tensor, Tensor, Tensor]:
+def by_places(lengths: Tensor, answers: Tensor, width: int, mistake: str = "") -> tuple[Tensor, Tensor, Tensor]:
     """Positions [width], sees [width, width], predicts [width], place by place."""
+    lengths, answers = lengths.tolist(), answers.tolist()
     owner = [(i, t) for i, length in enumerate(lengths) for t in range(length)]
     owner += [(-1 - place, 0) for place in range(width - len(owner))]  # each place of padding is alone
     positions, sees, predicts = [], [], []
@@ -101,10 +106,7 @@ def by_places(lengths: list[int], answers: list[int], width: int, mistake: str =
 
 
 def check_places(f, lengths: list[int], answers: list[int], padding: int) -> None:
-    given = lengths, answers, sum(lengths) + padding
-    found = f(torch.tensor(lengths), torch.tensor(answers), given[2])
-    mistakes = {sentence: by_places(*given, mistake) for mistake, sentence in PLACES.items()}
-    compare_all(found, by_places(*given), mistakes, ("positions", "sees", "predicts"))
+    q2.check(f, torch.tensor(lengths), torch.tensor(answers), sum(lengths) + padding)
 
 
 def examples(count: int, longest: int = 8) -> tuple[list[int], list[int]]:
@@ -112,6 +114,7 @@ def examples(count: int, longest: int = 8) -> tuple[list[int], list[int]]:
     return lengths, [draw(2, length - 2) for length in lengths]
 
 
+q2.expects(by_places, PLACES, parts={("positions", "sees", "predicts"): None})
 q2.case("one example")(lambda f: check_places(f, *examples(1, 60), padding=0))
 q2.case("three examples")(lambda f: check_places(f, *examples(3), padding=0))
 q2.case("padding behind them")(lambda f: check_places(f, *examples(3), padding=draw(2, 5)))
@@ -134,26 +137,39 @@ def update(values: list[float], rows: int, columns: int) -> Tensor:
     return (left * torch.tensor(values, dtype=torch.float64) @ right.T).float()
 
 
-def best(found: list[list[float]], budget: int) -> list[int]:
+def squares(updates: Tensor) -> list[list[float]]:
+    """Squares of the singular values of each matrix, the largest first."""
+    return torch.linalg.svdvals(updates.double()).square().tolist()
+
+
+def best(updates: Tensor, budget: int) -> list[int]:
     """Of all ways to give the budget away, the one that leaves out least."""
+    found = squares(updates)
     ways = (w for w in itertools.product(range(len(found[0]) + 1), repeat=len(found)) if sum(w) == budget)
     return list(min(ways, key=lambda way: sum(sum(s[r:]) for s, r in zip(found, way, strict=True))))
 
 
-RANKS = {  # what each rank goes by: a function of the squares of a matrix, and of its rank so far
-    "You compared shares of each matrix: what counts is what is left out of all together.": lambda s, r: s[r] / sum(s),
-    "You went by all that a matrix leaves out: what does ONE more rank take of it?": lambda s, r: sum(s[r:]),
-    "All ranks alike: some matrices changed more than others.": lambda s, r: -r,
+def greedy(worth: Callable) -> Callable:
+    """Ranks one by one to the matrix for which `worth` is largest, a function of its squares and its rank so far."""
+
+    def ranks(updates: Tensor, budget: int) -> list[int]:
+        found, way = squares(updates), [0] * len(updates)
+        for _ in range(budget):
+            open_ = [i for i in range(len(way)) if way[i] < len(found[i])]
+            way[max(open_, key=lambda i: worth(found[i], way[i]))] += 1
+        return way
+
+    return ranks
+
+
+RANKS = {
+    "You compared shares of each matrix: what counts is what is left out of all together.": greedy(
+        lambda s, r: s[r] / sum(s)
+    ),
+    "You went by all that a matrix leaves out: what does ONE more rank take of it?": greedy(lambda s, r: sum(s[r:])),
+    "All ranks alike: some matrices changed more than others.": greedy(lambda s, r: -r),
 }
-
-
-def greedy(found: list[list[float]], budget: int, worth) -> list[int]:
-    """Ranks given one by one to the matrix for which `worth` is largest."""
-    way = [0] * len(found)
-    for _ in range(budget):
-        open_ = [i for i in range(len(way)) if way[i] < len(found[i])]
-        way[max(open_, key=lambda i: worth(found[i], way[i]))] += 1
-    return way
+q3.expects(best, also=RANKS, parts={"the ranks": None})
 
 
 def falling(first: float, factor: float, large: int = 5) -> list[float]:
@@ -162,10 +178,7 @@ def falling(first: float, factor: float, large: int = 5) -> list[float]:
 
 
 def check_ranks(f, budget: int, spectra: list[list[float]]) -> None:
-    updates = torch.stack([update(values, 7, 5) for values in spectra])
-    found = [sorted((v * v for v in values), reverse=True) for values in spectra]  # squares of singular values
-    mistakes = {sentence: greedy(found, budget, worth) for sentence, worth in RANKS.items()}
-    compare(f(updates, budget), best(found, budget), mistakes, what="the ranks")
+    q3.check(f, torch.stack([update(values, 7, 5) for values in spectra]), budget)
 
 
 SPECTRA = {  # case: from where to where the budget is drawn, and what `falling` takes for three matrices
@@ -212,9 +225,10 @@ def check_sum(f, weight: Tensor, *ranks: int, scale: float = 1.0) -> None:
     found = f(weight, adapters)
     if isinstance(found, Tensor):
         assert found.dtype == weight.dtype, f"the result has dtype {found.dtype}, the weight {weight.dtype}"
-    compare_named(lambda *_: found, merged, (weight, adapters), MERGES, what="the merged weight", atol=0.0)
+    q4.check(lambda *_: found, weight, adapters)
 
 
+q4.expects(merged, MERGES, parts={"the merged weight": None}, atol=0.0)
 q4.case("one adapter")(lambda f: check_sum(f, grid(6, 4), draw(2, 3)))
 q4.case("a square weight, three adapters of several ranks")(lambda f: check_sum(f, grid(5, 5), 4, draw(1, 2), 8))
 q4.case("bf16")(lambda f: check_sum(f, (1 + grid(24, 16)).bfloat16(), draw(3, 5)))
@@ -246,11 +260,14 @@ def waiting(rates: Tensor, group: int, prompts: int, mistake: str = "") -> float
     return 1 / seen if seen > 0 else math.inf
 
 
+q5.expects(waiting, WAITS, parts={"the number of steps": None})
+
+
 def check_waiting(f, rates: Tensor, group: int, prompts: int) -> None:
     expected = waiting(rates, group, prompts)
     lost = {"tiny rates are lost: 1 - (1 - p) ** group is 0 in rounding; use log1p and expm1": torch.inf}
-    options = {"what": "the number of steps", "atol": 1e-2 * expected if 1e5 < expected < math.inf else 1e-5}
-    compare_named(f, waiting, (rates, group, prompts), WAITS, also=lost, **options)
+    atol = 1e-2 * expected if 1e5 < expected < math.inf else 1e-5
+    q5.check(f, rates, group, prompts, more=lost, atol=atol)
 
 
 def drawn(count: int, low: float, high: float) -> Tensor:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from rlcourse.course.checks import Question, between, draw, received
-from rlcourse.course.checks.builders import compare_named
 from rlcourse.course.checks.programs import (
     ALL_REDUCE,
     COMPUTE,
@@ -46,9 +45,9 @@ def vector(way: int, sums: Tensor, tokens: list[int], rows: list[int], mistake: 
     }[way]
 
 
-def judged(sums: Tensor, tokens: list[int], rows: list[int], found: Tensor, mistake: str = "") -> list[int]:
+def judged(sums: Tensor, tokens: Tensor, rows: Tensor, found: Tensor, mistake: str = "") -> list[int]:
     """The lowest number that fits, for each row of `found`."""
-    vectors, numbers = [vector(way, sums, tokens, rows, mistake) for way in range(6)], []
+    vectors, numbers = [vector(way, sums, tokens.tolist(), rows.tolist(), mistake) for way in range(6)], []
     for one in found:
         pairs = [(one, b) if mistake != "direction" else (one / one.norm(), b / b.norm()) for b in vectors]
         fits = [way for way, (a, b) in enumerate(pairs) if (a - b).norm() < 1e-3 * b.norm()] or [0]
@@ -64,10 +63,10 @@ def check_ways(f, ranks: int, *ways: int, tokens: list[int] | None = None) -> No
     sums[:, 0] = torch.tensor(tokens) * draw(20, 40) / max(tokens)
     found = torch.stack([vector(ways[i], sums, tokens, rows) for i in torch.randperm(len(ways))])
     found = found * (1 + 1e-6 * torch.randn(found.shape, dtype=torch.float64))  # sums taken in another order
-    results = f(sums, torch.tensor(tokens), torch.tensor(rows), found)
-    compare_named(lambda *_: results, judged, (sums, tokens, rows, found), WAYS, what="the list of faults")
+    q1.check(f, sums, torch.tensor(tokens), torch.tensor(rows), found)
 
 
+q1.expects(judged, WAYS, parts={"the list of faults": None})
 q1.case("own means, and nothing sent, on two ranks")(lambda f: check_ways(f, 2, OWN_MEANS, RIGHT, NOT_SENT, OWN_MEANS))
 q1.case("vectors of the wrong length")(lambda f: check_ways(f, draw(3, 5), RIGHT, ROWS, TWICE, NOT_AVERAGED))
 q1.case("all of them")(lambda f: check_ways(f, draw(3, 6), *range(6), *range(6)))
@@ -124,6 +123,9 @@ PROGRAMS = {
 }
 
 
+q3.expects(reached, PROGRAMS, parts={"the steps done": None})
+
+
 def check_programs(f, *programs: Program) -> None:
     """Ranks get other numbers, and all programs the same length."""
     new = torch.randperm(len(programs)).tolist()
@@ -133,8 +135,7 @@ def check_programs(f, *programs: Program) -> None:
         for at, (kind, peer) in enumerate(program):
             kinds[new[rank], at] = kind
             peers[new[rank], at] = new[peer] if kind in (SEND, RECEIVE) else 0
-    results = f(kinds, peers)
-    compare_named(lambda *_: results, reached, (kinds.tolist(), peers.tolist()), PROGRAMS, what="the steps done")
+    q3.check(f, kinds, peers)
 
 
 @q3.case("two ranks: a message, and two that both send first")
@@ -204,9 +205,10 @@ def check_most(f, rows: tuple, start: tuple, ranks: tuple, above: tuple, free: b
         gradient, bytes_per_s = (10**6, 1e12) if free else (draw(10**8, 10**9), between(1e10, 5e10))
         seconds = start_s + row_s * n / size + 2 * (size - 1) / size * gradient / bytes_per_s
         given = n, start_s, row_s, gradient, bytes_per_s, (start_s + row_s * n) / (size * seconds) * between(*above)
-        compare_named(f, most, given, SPLITS, what="the number of ranks")
+        q4.check(f, *given)
 
 
+q4.expects(most, SPLITS, parts={"the number of ranks": None})
 q4.case("communication that is nearly free")(
     lambda f: check_most(f, (64,), (0.05, 0.2), (2 ** draw(1, 2), 2 ** draw(3, 5)), (0.98, 0.98), free=True)
 )
@@ -258,9 +260,10 @@ def check_ages(f, aheads: tuple[int, ...], sample: tuple[float, float], train: t
     """sample, train: from where to where the times are drawn, most of them low."""
     for ahead in aheads:
         times = [low + (high - low) * torch.rand(12, dtype=torch.float64) ** 3 for low, high in (sample, train)]
-        compare_named(f, by_events, (*times, ahead), AGES, what="the ages")
+        q5.check(f, *times, ahead)
 
 
+q5.expects(by_events, AGES, parts={"the ages": None})
 q5.case("a slow trainer: the sampler runs ahead as far as it may")(
     lambda f: check_ages(f, (1, draw(2, 3)), (1, 2), (4, 6))
 )

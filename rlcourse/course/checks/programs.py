@@ -3,6 +3,7 @@
 from collections import Counter
 
 import torch
+from torch import Tensor
 
 from rlcourse.course.checks import draw
 
@@ -10,11 +11,12 @@ COMPUTE, SEND, RECEIVE, ALL_REDUCE = range(4)
 Program = list[tuple[int, int]]  # of a rank: kind and peer of each step
 
 
-def reached(kinds: list[list[int]], peers: list[list[int]], mistake: str = "") -> list[int]:
+def reached(kinds: Tensor, peers: Tensor, mistake: str = "") -> list[int]:
     """Steps done by each rank: a step is done if what it is matched with exists, and all steps before either are done.
 
     The k-th send of a to b is matched with the k-th receive of b from a, the k-th all-reduce with those of all ranks.
     """
+    kinds, peers = kinds.tolist(), peers.tolist()
     met: dict[tuple, list[tuple[int, int]]] = {}  # steps that happen together
     for rank, program in enumerate(kinds):
         counts: Counter = Counter()

@@ -2,14 +2,13 @@
 
 answers_nbNN.py has those of lesson NN:
 RIGHT: {question: a right answer, written in another way than the solution and the check's own}
-WRONG: {question: {mistake: function, or (function, what the card must say, sentences that it must not say)}}
+WRONG: {question: {mistake: function, or (function, what the card must say)}}, beside those that the check itself names
 EDITS: {question: {mistake: (piece of a kernel's solution, what replaces it, what the card must say or None)}}
 """
 
 import ast
 import functools
 import importlib
-import itertools
 import linecache
 import sys
 from pathlib import Path
@@ -38,34 +37,23 @@ def another(lesson: str, question: str):
 
 
 def wrong_answers(lesson: str, question: str) -> dict[str, tuple]:
-    """{mistake: (function, what the card must say or "", sentences that it must not say)}"""
-    found = {}
-    for name, entry in tables(lesson).WRONG[question].items():
-        function, said, never = (*entry, ())[:3] if isinstance(entry, tuple) else (entry, "", ())
-        found[name] = (function, said, never)
-    return found
+    """{mistake: (function, what the card must say or "")}: the check's own mistakes, and those of the tables.
 
-
-def half_mended(function, planted: dict[str, str], most: int = 2) -> dict[str, tuple]:
-    """Entries of WRONG: `function` with 1 to `most` of a colleague's mistakes left.
-
-    The card names one of these, and none that has been mended. planted: {mistake: its sentence}.
+    Where several mistakes are left the card names one of them, maybe in another choice that gives the same numbers.
     """
     found = {}
-    for left in itertools.chain(*(itertools.combinations(planted, count) for count in range(1, most + 1))):
-        mended = [sentence for name, sentence in planted.items() if name not in left]
-        found["+".join(left)] = (functools.partial(function, wrong=left), [planted[name] for name in left], mended)
+    for sentence, function in asked(lesson, question).mistakes.items():
+        if sentence[0] in "3456":  # so many mistakes are left
+            continue
+        found[sentence] = function, " left" if "mistakes are left" in sentence else sentence
+    for name, entry in getattr(tables(lesson), "WRONG", {}).get(question, {}).items():
+        found[name] = entry if isinstance(entry, tuple) else (entry, "")
     return found
 
 
 def ruled(function, sentences: dict[str, str], keyword: str = "rule") -> dict[str, tuple]:
     """Entries of WRONG: `function` with one rule broken, which the card must name. sentences: {rule: sentence}."""
     return {name: (functools.partial(function, **{keyword: name}), said) for name, said in sentences.items()}
-
-
-def named(function, sentences: dict[str, str]) -> dict[str, tuple]:
-    """Entries of WRONG: a check's function with each mistake that the check names."""
-    return {name: (functools.partial(function, wrong=(name,)), said) for name, said in sentences.items()}
 
 
 @functools.cache

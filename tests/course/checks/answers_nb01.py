@@ -3,10 +3,9 @@
 import re
 
 import torch
-from answers import named, ruled
 
-from rlcourse.course.checks import nb01
-from rlcourse.course.checks.nb01 import less_the_others, sloppy, token_log_probs, weighted_loss
+from rlcourse.course.checks.nb01 import sloppy
+from rlcourse.course.checks.policy_losses import policy_loss
 
 
 # q1: a draw
@@ -42,32 +41,22 @@ WRONG = {
         "one for all": (lambda logits: by_gumbel(logits[:1]).expand(len(logits)), "one for each row"),
         "a column": (lambda logits: by_gumbel(logits)[:, None], "a token number per row"),
     },
-    "q2": named(token_log_probs, nb01.LOG_PROBS),
     "q3": {
-        "sloppy": (lambda text, gold: float(sloppy(text, gold)), "isn't announced"),
-        "the first": (lambda text, gold: last_announced(text[: text.find("####") + 8], gold), "the last one counts"),
-        "as text": (lambda text, gold: float(f"#### {gold}" in text), "digits inside another"),
-        "no decimals": (lambda text, gold: float(re.findall(r"#### (\S+)|$", text)[-1] == gold), "compare numbers"),
+        "sloppy": lambda text, gold: float(sloppy(text, gold)),
+        "the first": lambda text, gold: last_announced(text[: text.find("####") + 8], gold),
+        "as text": (lambda text, gold: float(f"#### {gold}" in text), "must not be paid where"),
+        "no decimals": (lambda text, gold: float(re.findall(r"#### (\S+)|$", text)[-1] == gold), "must be paid where"),
     },
-    "q4": ruled(less_the_others, nb01.WEIGHTS, "wrong"),
-    "q5": named(weighted_loss, nb01.LOSS)
-    | {"detached": (lambda new, *rest: weighted_loss(new.detach(), *rest), "no gradient flows")},
+    "q5": {"detached": (lambda new, *rest: policy_loss(new.detach(), *rest), "no gradient flows")},
     "q6": {
         "the numbers": (lambda question: ",".join(re.findall(r"\d+", question)), "it earns on"),
         "no limit": (lambda question: ",".join(map(str, range(2, 101))), "never generated"),
         "a number": (lambda question: 14, "return the text"),
     },
     "q7": {
-        "sloppy": (lambda text, gold: float(sloppy(text, gold)), "pay for a list"),
-        "any line": (lambda text, gold: float(any(one_claim(line, gold) for line in text.split("\n"))), "took it back"),
-        "no minus": (lambda text, gold: one_claim(text.replace("-", ""), gold), "digits inside another number"),
+        "sloppy": lambda text, gold: float(sloppy(text, gold)),
+        "any line": lambda text, gold: float(any(one_claim(line, gold) for line in text.split("\n"))),
+        "no minus": lambda text, gold: one_claim(text.replace("-", ""), gold),
         "text": (lambda text, gold: text, "return 1.0 or 0.0"),
-        "None": (lambda text, gold: None, "is None: return"),
-    },
-    "q8": {
-        "all weights": (lambda weights: 1 - weights.sum() / len(weights), "weights of the other answers"),
-        "the loss": (lambda weights: weights.trace() / len(weights), "what is lost"),
-        "not the mean": (lambda weights: 1 - weights.trace(), "their mean"),
-        "others": (lambda weights: 1 - (weights.sum() - weights.trace()) / len(weights), "the other way round"),
     },
 }

@@ -1,9 +1,8 @@
 """Answers to the exercises of lesson 02."""
 
 import torch
-from answers import named, ruled
 
-from rlcourse.course.checks.nb02 import BOUND_MISTAKES, CLIPPED, GAE_MISTAKES, bounded, clipped_loss, gae_sums
+from rlcourse.course.checks.policy_losses import policy_loss
 
 
 # q2: GAE across a tool's words
@@ -34,16 +33,13 @@ def bound_ppo(new, old, advantages, mask, clip, most):
 
 RIGHT = {"q3": bound_weight}
 WRONG = {
-    "q1": named(clipped_loss, CLIPPED)
-    | {
-        "detached": (lambda new, *rest: clipped_loss(new.detach(), *rest), "no gradient flows"),
-        "old moves": lambda new, old, *rest: clipped_loss(new, new.detach(), *rest),
+    "q1": {
+        "detached": (lambda new, *rest: policy_loss(new.detach(), *rest), "no gradient flows"),
+        "old moves": lambda new, old, *rest: policy_loss(new, new.detach(), *rest),
     },
-    "q2": ruled(gae_sums, GAE_MISTAKES, "wrong") | {"pasted": (gae_lesson, "end the answer for you")},
-    "q3": named(bounded, BOUND_MISTAKES)
-    | {
+    "q2": {"pasted": (gae_lesson, "end the answer for you")},
+    "q3": {
         "the package's PPO": (bound_ppo, "PPO as it was"),
-        "detached": (lambda n, *rest: bound_weight(n.detach(), *rest), "no gradient flows"),
         "REINFORCE": lambda n, o, a, m, *rest: -(a[m] * n[m]).mean(),
     },
 }

@@ -3,9 +3,8 @@
 import functools
 
 import torch
-from answers import named, ruled
 
-from rlcourse.course.checks.nb03 import EPS, GRADIENT_MISTAKES, GRPO, TRAINERS, group_gradients, grpo_loss
+from rlcourse.course.checks.nb03 import EPS, TRAINERS
 
 
 # q2: whose log
@@ -49,25 +48,18 @@ def value_and_gradient(new, ref, value=k3, gradient=k2):
 
 RIGHT = {"q2": by_direction, "q3": mixture, "q4": value_and_gradient}
 WRONG = {
-    "q1": named(grpo_loss, GRPO)
-    | {"detached": (lambda new, *rest: grpo_loss(new.detach(), *rest), "no gradient flows")},
     "q2": {
         "groups are rows": (lambda r, w, n: by_direction(r, w, n, known=(0, 1, 2, 3)), "a log of trainer 4"),
-        "no deviation": (lambda r, w, n: by_direction(r, w, n, known=(0, 1, 2, 4)), "compare the sizes of the groups"),
+        "no deviation": (lambda r, w, n: by_direction(r, w, n, known=(0, 1, 2, 4)), "a log of trainer 3"),
         "no batch mean": (lambda r, w, n: by_direction(r, w, n, known=(0, 2, 3, 4)), "a log of trainer 1"),
-        "no rewards": (lambda r, w, n: by_direction(r, w, n, known=(1, 2, 3, 4)), "add up to"),
-        "by size": (
-            lambda r, w, n: min(range(5), key=lambda k: (w - candidates(r, n)[k]).norm()),
-            "compare directions",
-        ),
+        "by size": lambda r, w, n: min(range(5), key=lambda k: (w - candidates(r, n)[k]).norm()),
         "the name": (lambda r, w, n: TRAINERS[by_direction(r, w, n)], "return a number"),
     },
     "q3": {
-        "all alike": (lambda mean, share, n: torch.full((100,), mean), "as rarely silent as"),
-        "the ends alone": (lambda mean, share, n: mixture(mean, 1.0, n), "always silent"),
-        "a share of ends": (lambda mean, share, n: mixture(mean, share, n, least=0.0), "silent sometimes, too"),
-        "swapped": (lambda mean, share, n: mixture(share, mean, n, least=0.0), "the share that was asked for"),
-        "mirrored": (lambda mean, share, n: 1 - mixture(mean, share, n), "1 minus the mean"),
+        "all alike": (lambda mean, share, n: torch.full((100,), mean), "silent groups"),
+        "the ends alone": lambda mean, share, n: mixture(mean, 1.0, n),
+        "a share of ends": lambda mean, share, n: mixture(mean, share, n, least=0.0),
+        "mirrored": (lambda mean, share, n: 1 - mixture(mean, share, n), "your problems have mean"),
         "too many": (lambda mean, share, n: mixture(mean, share, n, problems=100_000), "return 1 to 1000"),
         "not probabilities": (lambda mean, share, n: torch.tensor([mean - 2.0, mean + 2.0]), "between 0 and 1"),
     },
@@ -86,6 +78,7 @@ WRONG = {
             "the others in the batch",
         ),
     },
-    "q5": ruled(group_gradients, GRADIENT_MISTAKES, "wrong")
-    | {"exact": lambda logits, rewards, n: (logits.softmax(0) * (rewards - logits.softmax(0) @ rewards)).expand(2, -1)},
+    "q5": {
+        "exact": lambda logits, rewards, n: (logits.softmax(0) * (rewards - logits.softmax(0) @ rewards)).expand(2, -1),
+    },
 }

@@ -1,6 +1,5 @@
 """Answers to the exercises of lesson 05."""
 
-import math
 import re
 
 import torch
@@ -17,33 +16,6 @@ def real_reward(text, gold, places=("####", "box", "last")):
     }
     said = next((found[place][-1] for place in places if found[place]), None)
     return float(said is not None and float(said.replace(",", "")) == float(gold))
-
-
-# q2: how kind a verifier may be
-def credit_with(below, cap=True, upside_down=False):
-    """A quotient with another number below."""
-
-    def largest_credit(pw, fw, pg, fg):
-        under = below(pw, fw, pg, fg) or 1e-9
-        found = under / (pw - pg) if upside_down else (pw - pg) / under
-        return min(1.0, found) if cap and found > 0 else 1.0 if cap else found
-
-    return largest_credit
-
-
-def steeper(pw, fw, pg, fg):
-    return (fg - pg) - (fw - pw)
-
-
-# q3: the best of several checkpoints
-def overstated_with(change):
-    """change: (probabilities of at most c [n + 1], p, n, k) to the result."""
-
-    def overstated(p, n, k):
-        chances = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
-        return float(change(torch.tensor(chances, dtype=torch.float64).cumsum(0).clamp(max=1), p, n, k))
-
-    return overstated
 
 
 # q4: which engine lied
@@ -98,27 +70,13 @@ RIGHT = {"q1": real_reward, "q4": engine_with(), "q5": diagnose_with()}
 
 WRONG = {
     "q1": {
-        "strict": (lambda text, gold: real_reward(text, gold, ("####",)), "the last `"),
-        "no box": (lambda text, gold: real_reward(text, gold, ("####", "last")), ["the last `", "The order"]),
-        "box first": (lambda text, gold: real_reward(text, gold, ("box", "####", "last")), "The order"),
-        "the last number": (lambda text, gold: real_reward(text, gold, ("last",)), "The order"),
-        "anywhere": (lambda text, gold: float(gold in text), "isn't the last"),
+        "strict": lambda text, gold: real_reward(text, gold, ("####",)),
+        "no box": lambda text, gold: real_reward(text, gold, ("####", "last")),
+        "box first": lambda text, gold: real_reward(text, gold, ("box", "####", "last")),
+        "the last number": lambda text, gold: real_reward(text, gold, ("last",)),
+        "anywhere": lambda text, gold: float(gold in text),
     },
-    "q2": {
-        "credit on top": (credit_with(lambda pw, fw, pg, fg: fg - fw, cap=False), "no credit on top"),
-        "no cap": (credit_with(steeper, cap=False), "at most 1"),
-        "upside down": (credit_with(steeper, cap=False, upside_down=True), "other way up"),
-        "ahead": (lambda pw, fw, pg, fg: pw - pg, "at credit 0"),
-        "guessed all wrong": (credit_with(lambda pw, fw, pg, fg: fg - (fw - pw), cap=False), "take them off before"),
-        "worked all right": (credit_with(lambda pw, fw, pg, fg: fg - pg, cap=False), "worked answers are wrong"),
-        "None": (lambda *_: None, "is None"),
-    },
-    "q3": {
-        "not less p": (overstated_with(lambda f, p, n, k: (1 - f**k).sum() / n), "take the true one off"),
-        "a count": (overstated_with(lambda f, p, n, k: (1 - f**k).sum() - n * p), "divide by how many"),
-        "one se": (lambda p, n, k: math.sqrt(p * (1 - p) / n), "one standard error"),
-        "k se": (lambda p, n, k: k * math.sqrt(p * (1 - p) / n), "error for each"),
-    },
+    "q2": {"ahead": lambda pw, fw, pg, fg: pw - pg, "None": (lambda *_: None, "is None")},
     "q4": {
         "sign of the mean": (engine_with(truncated="mean"), "not TRUNCATED"),
         "temperature before shift": (engine_with(order="rths"), "is SHIFTED, not TEMPERATURE"),

@@ -1,9 +1,9 @@
 """Answers to the exercises of lesson 07."""
 
 import torch
-from answers import half_mended, ruled
+from answers import ruled
 
-from rlcourse.course.checks.nb07 import CACHE_MISTAKES, PLANTED, SLOT_RULES, attend, slots_by, wrong_draw
+from rlcourse.course.checks.nb07 import SLOT_RULES, draw_flat, slots_by
 
 
 # q1: a static cache
@@ -43,46 +43,25 @@ def in_another_order(*order):
     return lambda eos, pad, limit: [tape_with_choices(eos, pad, limit)[i] for i in order]
 
 
-# q3: a draw
-def draw_flat(logits, tile, uniform):
-    pi = logits.double().softmax(-1)
-    tokens = (pi.cumsum(-1) <= uniform.double()[:, None]).sum(-1)
-    return tokens, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-
-
-def draw_changed(change):
-    """A right draw whose tokens or log-probs are replaced."""
-    return lambda logits, tile, uniform: change(logits, tile, *draw_flat(logits, tile, uniform))
-
-
-RIGHT = {"q2": tape_with_choices, "q3": draw_flat}
+RIGHT = {"q2": tape_with_choices}
 WRONG = {
-    "q1": ruled(attend, CACHE_MISTAKES, "wrong") | {"a mask of minus one": masked_by_minus_one},
+    "q1": {"a mask of minus one": masked_by_minus_one},
     "q2": {
-        "no padding": (tape_without(_2=("add", "token", "drawn", 0)), "gets padding"),
-        "moves on": (tape_without(1, _0=("add", "position", "position", 1)), "must stay where it is"),
-        "forgets": (tape_without(_7=("add", "ended", "now", 0)), "stays so"),
-        "no limit": (tape_without(3, 4, _6=("add", "now", "end", 0)), "has reached the limit"),
-        "limit too early": (in_another_order(3, 4, 0, 1, 2, 5, 6, 7), "one step late"),
+        "no padding": (tape_without(_2=("add", "token", "drawn", 0)), "your tape makes"),
+        "moves on": tape_without(1, _0=("add", "position", "position", 1)),
+        "forgets": tape_without(_7=("add", "ended", "now", 0)),
+        "no limit": tape_without(3, 4, _6=("add", "now", "end", 0)),
+        "limit too early": in_another_order(3, 4, 0, 1, 2, 5, 6, 7),
         "flag before token": in_another_order(0, 1, 3, 4, 5, 6, 7, 2),
         "no end": tape_without(5, 6, _7=("or", "ended", "ended", "full")),
         "nothing": lambda eos, pad, limit: [],
         "unknown": (lambda eos, pad, limit: [("if", "ended", 0)], "unknown operation"),
         "unwritten": (tape_without(0), "nothing that has been written"),
         "a source too few": (lambda eos, pad, limit: [("add", "position", 1)], "needs 2 sources"),
-        "a flag": (lambda eos, pad, limit: [("add", "ended", "ended", True)], "no whole number"),
     },
-    "q3": half_mended(wrong_draw, PLANTED)
-    | {
-        "place": (draw_changed(lambda logits, tile, tokens, logp: (tokens % tile, logp)), "place within the tile"),
-        "tile": draw_changed(lambda logits, tile, tokens, logp: (tokens // tile, logp)),
-        "greedy": (draw_changed(lambda logits, tile, _, logp: (logits.argmax(-1), logp)), "most probable token"),
-        "probability": draw_changed(lambda logits, tile, tokens, logp: (tokens, logp.exp())),
+    "q3": {
+        "probability": lambda *a: (draw_flat(*a)[0], draw_flat(*a)[1].exp()),
         "tokens alone": (lambda *a: draw_flat(*a)[0], "should be 2 tensors"),
     },
-    "q4": ruled(slots_by, SLOT_RULES)
-    | {
-        "most": lambda lengths, host, fixed, row, most: most,
-        "the time": (lambda lengths, host, fixed, row, most: 12.5, "whole number"),
-    },
+    "q4": ruled(slots_by, SLOT_RULES) | {"the time": (lambda lengths, host, fixed, row, most: 12.5, "whole number")},
 }

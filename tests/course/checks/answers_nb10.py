@@ -3,37 +3,12 @@
 from functools import partial
 
 import torch
-from answers import half_mended, named, solution, solved
+from answers import solution, solved
 
-from rlcourse.course.checks.nb10 import OTHERS, PLANTED, attention_by_loops, ends
-
-
-# q1: two watches
-def launch_saved(launch, kernel, reads):
-    """A kernel that takes no time, whose launch takes none either."""
-    rest = 1 - torch.eye(len(kernel))
-    times = [ends((launch * i).tolist(), (kernel * i).tolist(), reads.tolist()) for i in rest]
-    return ends(launch.tolist(), kernel.tolist(), reads.tolist()) - torch.tensor(times)
-
-
-# q2: an attention with four mistakes
-def attend(query, keys, values, mask, wrong=()):
-    """The check's own, with the mask that an exercise has."""
-    if mask is None and "guess" not in wrong:
-        raise ValueError("no mask")
-    truths = mask is not None and mask.dtype == torch.bool
-    hidden = torch.zeros(len(keys), keys.shape[2], dtype=torch.bool)
-    if mask is not None:
-        hidden = (~mask if truths else mask < 0)[:, 0, 0]
-    return attention_by_loops(query, keys, values, hidden, truths, wrong)
+from rlcourse.course.checks.nb10 import attention_by_loops
 
 
 # q3: slots
-def all_hidden(mask):
-    hidden = (~mask if mask.dtype == torch.bool else mask < 0)[:, 0, 0]
-    return torch.stack([hidden.sum(1), solution("nb10", "q3")(mask)[1]])
-
-
 def guessed(mask):
     return torch.zeros(2, 1, dtype=torch.long) if mask is None else solution("nb10", "q3")(mask)
 
@@ -87,22 +62,13 @@ def in_a_loop(x, weights, keys, values, position):
 RIGHT = {"q4": fake, "q5": step}
 
 WRONG = {
-    "q1": {
-        "its own time": (lambda h, k, r: k, "not always worth its time"),
-        "reads forgotten": (lambda h, k, r: solution("nb10", "q1")(h, k, r & False), "must wait where it reads"),
-        "launch too": (launch_saved, "still has to be launched"),
-        "turned round": (solved("nb10", "q1", lambda saved: -saved), "wrong way round"),
-    },
-    "q2": half_mended(attend, PLANTED) | named(attend, OTHERS),
+    "q1": {"turned round": solved("nb10", "q1", lambda saved: -saved)},
+    "q2": {"guess": (partial(attention_by_loops, wrong=("guess",)), "without a mask it must raise ValueError")},
     "q3": {
-        "count": (solved("nb10", "q3", lambda f: torch.stack([f[0], f[1] - f[0]])), "padded on the left"),
-        "after": (solved("nb10", "q3", lambda f: f + torch.tensor([[0], [1]])), "not the one after"),
-        "all hidden": (all_hidden, "no padding"),
         "first row": solved("nb10", "q3", lambda f: torch.stack([f[0, :1].expand(len(f[0])), f[1]])),
         "wrong way round": solved("nb10", "q3", lambda f: f.flip(0)),
         "guess": (guessed, "returned something"),
         "floats": (solved("nb10", "q3", lambda f: f.float()), "whole numbers"),
-        "int32": (solved("nb10", "q3", lambda f: f.int()), "int64"),
     },
     "q4": {
         "empty_like": (lambda q, k, v: fake(q, k, v, out=torch.empty_like(q)), "empty_like"),

@@ -3,7 +3,7 @@
 import torch
 from answers import ruled, solved
 
-from rlcourse.course.checks.nb12 import LEAKS, LEDGER, NORMS, SLOPES, by_autograd, most, norm_gradients, walk
+from rlcourse.course.checks.nb12 import LEDGER, most
 
 
 # q1: one wrong gradient
@@ -18,30 +18,8 @@ def at_step(k, steps, plus, minus, claims):
 
 
 # q3: gradients without logits
-def gradients(hidden, head, targets, a, b, temperature, chunk, mistake=""):
-    d_hidden, d_head = torch.zeros_like(hidden), torch.zeros_like(head)
-    for h, y, weight, out in zip(*(t.split(chunk) for t in (hidden, targets, a, d_hidden)), strict=True):
-        if mistake == "short" and len(h) < chunk:
-            break
-        logp = (h @ head.T / temperature).log_softmax(1)
-        p = logp.exp()
-        slope = weight[:, None] * (torch.nn.functional.one_hot(y, len(head)) - p)
-        slope = (slope - b * p * (logp - (p * logp).sum(1, keepdim=True))) / temperature
-        out.copy_(slope @ head)
-        d_head = slope.T @ h + (0 if mistake == "last chunk" else d_head)
-    return d_hidden, d_head
-
-
-def gradients_with(*given, mistake):
-    return by_autograd(*given[:-1], mistake)
-
-
 def all_logits(hidden, head, targets, a, b, temperature, chunk, rule):
-    """The right numbers, and all logits: in one tensor, in the graph of many chunks, or in a list."""
-    if rule == "a list":
-        kept = [h @ head.T for h in hidden.split(chunk)]
-        found = gradients(hidden, head, targets, a, b, temperature, chunk)
-        return found if kept else None
+    """The right numbers, and all logits: in one tensor, or in the graph of many chunks."""
     hidden, head = hidden.clone().requires_grad_(), head.clone().requires_grad_()
     loss, size = 0.0, chunk if rule == "chunks in one graph" else len(hidden)
     for h, y, weight in zip(hidden.split(size), targets.split(size), a.split(size), strict=True):
@@ -50,22 +28,7 @@ def all_logits(hidden, head, targets, a, b, temperature, chunk, rule):
     return torch.autograd.grad(loss, (hidden, head))
 
 
-# q5: weights that do not move
-def steps_to_move(weights, step, rule=""):
-    found = []
-    for weight in weights:
-        mantissa, exponent = torch.frexp(weight.double().abs())  # weight = mantissa 2^exponent, mantissa from 0.5
-        gap = 2.0 ** (exponent.item() - 8)
-        if rule != "one side" and mantissa == 0.5 and weight * step < 0:
-            gap /= 2
-        number = weight.double().abs().item() / 2.0 ** (exponent.item() - 8)
-        stays = {"ties move": False, "ties stay": True}.get(rule, number % 2 == 0)
-        way = {"whole": gap, "float16": gap / 16}.get(rule, gap / 2)
-        found.append(way // abs(step) + 1 if stays else -(-way // abs(step)))
-    return torch.tensor(found).long()
-
-
-RIGHT = {"q1": wrong_gradient, "q3": gradients, "q5": steps_to_move}
+RIGHT = {"q1": wrong_gradient}
 
 WRONG = {
     "q1": {
@@ -74,36 +37,10 @@ WRONG = {
         "mean": (lambda *x: wrong_gradient(*x, worst=torch.mean), "hides one wrong number"),
         "absolute": (lambda *x: wrong_gradient(*x, relative=False), "for its size"),
         "the best": (lambda *x: wrong_gradient(*x, last=torch.argmin), "it fits best"),
-        "step 1e-3": (lambda *x: at_step(3, *x), "0.001 alone"),
     },
     "q2": ruled(most, LEDGER, "mistake")
     | {"one more": (solved("nb12", "q2", lambda rows: rows + 1), "One more does not fit")},
-    "q3": ruled(gradients_with, SLOPES, "mistake")
-    | ruled(gradients, {"short": "", "last chunk": "one chunk's"}, "mistake")
-    | {
-        "minus": lambda *x: tuple(-each for each in gradients(*x)),
-        "mean": lambda *x: tuple(each / len(x[0]) for each in gradients(*x)),
-    }
-    | ruled(
-        all_logits,
-        {
-            "all at once": "The largest tensor has",
-            "chunks in one graph": "what keeps them",
-            "a list": "what keeps them",
-        },
-    ),
-    "q4": ruled(walk, LEAKS, "mistake"),
-    "q5": ruled(
-        steps_to_move,
-        {
-            "whole": "half of it",
-            "ties move": "sometimes that is the weight itself",
-            "ties stay": "an odd number gives way",
-            "one side": "mind the direction",
-            "float16": "",
-        },
-    ),
-    "q6": ruled(norm_gradients, NORMS, "mistake"),
+    "q3": ruled(all_logits, {"all at once": "The largest tensor has", "chunks in one graph": "what keeps them"}),
 }
 
 

@@ -45,12 +45,10 @@ WRONG = [(lesson, question, name) for lesson, question in QUESTIONS for name in 
 
 @pytest.mark.parametrize("lesson, question, name", WRONG)
 def test_a_wrong_answer_fails_and_is_told_its_mistake(lesson, question, name):
-    function, said, never = wrong_answers(lesson, question)[name]
+    function, said = wrong_answers(lesson, question)[name]
     found = messages(asked(lesson, question).run(Local(function), seed=0))
     assert found, "it passes"
-    words = said if isinstance(said, list) else [said]
-    assert any(word in message for word in words for message in found), found
-    assert not [sentence for sentence in never for message in found if sentence in message], found
+    assert any(said in message for message in found), found
 
 
 @pytest.mark.thorough
