@@ -174,9 +174,9 @@ class Question:
         self.mistakes = {said: lambda *given, name=name: reference(*given, name) for name, said in wrong.items()}
         self.mistakes |= also
 
-    def check(self, function, *given, more: Mapping = {}, **options) -> None:
+    def check(self, function, *given, expected=None, more: Mapping = {}, **options) -> None:
         """Compare a function's result, or its gradient, with the reference's, and name the mistake where it is a usual
-        one. more: results of other mistakes, by sentence."""
+        one. expected: in place of the reference's result; more: results of other mistakes, by sentence."""
         for what, place in self.parts.items():
 
             def result(of: Callable, place=place):
@@ -184,12 +184,12 @@ class Question:
 
             found = function(*given) if place is None else function.gradient(*given, wrt=place)
             comparison = compare_all if isinstance(what, tuple) else compare
-            expected, options = result(self.reference), self.options | options
+            right, options = result(self.reference) if expected is None else expected, self.options | options
             try:
-                comparison(found, expected, {}, what, **options)
+                comparison(found, right, {}, what, **options)
             except AssertionError:  # now the mistakes are worth their time
                 named = {said: result(wrong) for said, wrong in self.mistakes.items()} | more
-                comparison(found, expected, named, what, **options)
+                comparison(found, right, named, what, **options)
 
     def __call__(self, function: Callable) -> Result:
         """Check `function` and return the card. Raises CheckFailed only under RLCOURSE_STRICT=1."""

@@ -67,12 +67,8 @@ def all_wrong(right: Tensor, k: int) -> Tensor:
 
 
 PASS = {
-    "You used 1 - (1 - c/n)^k: that is the biased shortcut.": lambda right, k: (
-        1 - (1 - right.double().mean(1)) ** k
-    ).mean(),
-    "You looked at the first k samples alone: the others know something too.": lambda right, k: (
-        right[:, :k].any(1).double().mean()
-    ),
+    "That is 1 - (1 - c/n)^k, the biased shortcut.": lambda right, k: (1 - (1 - right.double().mean(1)) ** k).mean(),
+    "You looked at the first k samples alone.": lambda right, k: right[:, :k].any(1).double().mean(),
     "That is pass@1: k makes no difference.": lambda right, k: right.double().mean(),
     "That is the chance that all k are wrong: take it from 1.": lambda right, k: all_wrong(right, k).mean(),
     "You added up the problems: take their mean.": lambda right, k: (1 - all_wrong(right, k)).sum(),
@@ -134,18 +130,12 @@ def product_of(changed: Tensor, others: Tensor) -> Tensor:
 
 
 CREDIT = {
-    "That is what each brings alone, the others as they were: it does not add up to the gain.": lambda before, after: (
-        product_of(after - before, before)
+    "That is what each brings alone: it does not add up to the gain.": lambda a, b: product_of(b - a, a),
+    "That is what would be missing without each: it does not add up to the gain.": lambda a, b: product_of(b - a, b),
+    "That is a single order: take the mean over all.": lambda a, b: torch.stack(
+        [b[:i].prod() * a[i + 1 :].prod() * (b[i] - a[i]) for i in range(len(a))]
     ),
-    "That is what would be missing without each: it does not add up to the gain.": lambda before, after: product_of(
-        after - before, after
-    ),
-    "That is a single order: take the mean over all.": lambda before, after: torch.stack(
-        [after[:i].prod() * before[i + 1 :].prod() * (after[i] - before[i]) for i in range(len(before))]
-    ),
-    "You added up the orders: take their mean.": lambda before, after: (
-        shares(before, after) * math.factorial(len(before))
-    ),
+    "You added up the orders: take their mean.": lambda a, b: shares(a, b) * math.factorial(len(a)),
 }
 
 

@@ -243,16 +243,10 @@ def by_enumeration(weights: Tensor) -> Tensor:
 
 
 FACTORS = {
-    "You counted the weights of the other answers: their rewards do not depend on what answer i is.": lambda weights: (
-        1 - weights.double().sum() / len(weights)
-    ),
-    "That is what is lost: the factor is 1 less it.": lambda weights: weights.double().trace() / len(weights),
-    "Each of the answers loses its own weight, and the estimate is their mean.": lambda weights: (
-        1 - weights.double().trace()
-    ),
-    "You counted the others and left an answer's own weight out: it is the other way round.": lambda weights: (
-        1 - (weights.double().sum() - weights.double().trace()) / len(weights)
-    ),
+    "You counted the weights of other answers: answer i doesn't change their rewards.": lambda w: 1 - w.sum() / len(w),
+    "That is what is lost: the factor is 1 less it.": lambda w: w.trace() / len(w),
+    "Each of the answers loses its own weight, and the estimate is their mean.": lambda w: 1 - w.trace(),
+    "You counted all but an answer's own weight.": lambda w: 1 - (w.sum() - w.trace()) / len(w),
 }
 q8.expects(by_enumeration, also=FACTORS, parts={"the factor": None})
 q8.case("random weights")(lambda f: [q8.check(f, torch.rand(n, n) - 0.3) for n in (2, 3, 4)])

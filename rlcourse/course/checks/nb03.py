@@ -172,7 +172,6 @@ GRADIENT_MISTAKES = {
     "population": "You divided by n inside the deviation: that of a sample has n - 1.",
     "no baseline": "You did not subtract the mean of the group.",
     "no eps": "The second row is nearly right: add 1e-4 to the deviation, in every group.",
-    "flipped": "The rows are the wrong way round: first centred, then normalised.",
     "sum": "You added up over the group: take the mean of its answers.",
     "repeats": "You went through each collection of actions once: every order in which it is drawn is a group.",
 }
@@ -194,8 +193,7 @@ def group_gradients(logits: Tensor, rewards: Tensor, n: int, wrong: str = "") ->
             advantages = rewards if wrong == "no baseline" else apart
             weights = c * torch.stack([advantages, advantages / (1 if wrong == "not divided" else deviation)])
             found += ways * (pi**c).prod() * (weights - weights.sum(1, keepdim=True) * pi)
-    found = found if wrong == "sum" else found / n
-    return found.flip(0) if wrong == "flipped" else found
+    return found if wrong == "sum" else found / n
 
 
 def apart(actions: int) -> Tensor:

@@ -48,18 +48,10 @@ def credit(below: Callable) -> Callable:
 
 
 CREDIT = {
-    "A right answer earns 1 and no credit on top: the credit is for wrong answers that can be read.": credit(
-        lambda pw, fw, pg, fg: fg - fw
-    ),
-    "Some of the guesses that can be read are right: take them off before you count the credits.": credit(
-        lambda pw, fw, pg, fg: fg - (fw - pw)
-    ),
-    "Some of the worked answers are wrong and can be read: they earn the credit, too.": credit(
-        lambda pw, fw, pg, fg: fg - pg
-    ),
-    "A credit is at most 1: where working pays at any credit, the answer is 1.": credit(
-        lambda pw, fw, pg, fg: fg - pg - (fw - pw)
-    ),
+    "A right answer earns no credit on top: the credit is for wrong ones.": credit(lambda pw, fw, pg, fg: fg - fw),
+    "Take the right guesses off before you count credits.": credit(lambda pw, fw, pg, fg: fg - (fw - pw)),
+    "Worked answers that are wrong and can be read earn the credit, too.": credit(lambda pw, fw, pg, fg: fg - pg),
+    "A credit is at most 1.": credit(lambda pw, fw, pg, fg: fg - pg - (fw - pw)),
 }
 q2.expects(by_trying, also=CREDIT, parts={"the credit": None})
 
@@ -105,9 +97,7 @@ def best_by_pairs(p: float, n: int, k: int) -> float:
 BEST = {
     "That is the best measured accuracy itself: take the true one off.": lambda p, n, k: best_by_pairs(p, n, k) + p,
     "That is a number of problems: divide by how many there are.": lambda p, n, k: n * best_by_pairs(p, n, k),
-    "That is one standard error of one accuracy: how far the best lies out depends on how many there are.": (
-        lambda p, n, k: math.sqrt(p * (1 - p) / n)
-    ),
+    "That is the standard error of one accuracy, and there are k.": lambda p, n, k: math.sqrt(p * (1 - p) / n),
 }
 q3.expects(best_by_pairs, also=BEST, parts={"the overstatement": None}, atol=2e-5)
 
@@ -152,13 +142,7 @@ def sample_with(what: int, strength: float, hot: bool) -> tuple[Tensor, Tensor, 
 def check_engine(f, what: int, hot: bool) -> None:
     sampled, recomputed, mask = sample_with(what, between(0, 1), hot)
     found = whole_number(f(sampled, recomputed, mask), 0, 4, FIVE)
-    if found == what:
-        return
-    gap = (recomputed - sampled)[mask]
-    raise AssertionError(
-        f"this engine is {ENGINES[what]}, not {ENGINES[found]}: gaps from {gap.min():.2f} to {gap.max():.2f}, "
-        f"{gap.abs().mean():.3f} in size on average"
-    )
+    assert found == what, f"this engine is {ENGINES[what]}, not {ENGINES[found]}"
 
 
 def engine_case(what: int, name: str) -> None:
@@ -178,6 +162,7 @@ q5 = Question("q5", "diagnose", hint="Compare the mean of the first five steps w
 
 NAMES = ("HEALTHY", "STILL", "COLLAPSED", "CUT_OFF", "HACKED")
 HEALTHY, STILL, COLLAPSED, CUT_OFF, HACKED = range(5)
+METRICS = "reward", "accuracy", "truncated"
 RECORDED = {
     "healthy": HEALTHY,
     "half_format": HEALTHY,
@@ -194,19 +179,11 @@ def line(start: float, end: float, steps: int = 30) -> Tensor:
     return (torch.linspace(start, end, steps) + 0.01 * torch.randn(steps)).clamp(0, 1)
 
 
-def expect(f, right: int, what: str, reward: Tensor, accuracy: Tensor, truncated: Tensor, kl: Tensor) -> None:
-    """Raise AssertionError, with what the metrics did, unless f gives the run its right name."""
-    found = whole_number(f(reward, accuracy, truncated, kl), 0, 4, FIVE)
-    if found == right:
-        return
-    metrics = {"reward": reward, "accuracy": accuracy, "truncated": truncated}
-    moved = [f"{name} {m[:5].mean():.2f} to {m[-5:].mean():.2f}" for name, m in metrics.items()]
-    measured = kl[~kl.isnan()]
-    largest = f"largest KL {measured.max():.2g}" if len(measured) else "no KL"
-    raise AssertionError(
-        f"{what} is {NAMES[right]}, not {NAMES[found]}: {', '.join(moved)} (means of the first and the last five "
-        f"steps), {largest} in {len(measured)} of {len(kl)} steps that have one"
-    )
+def expect(f, right: int, what: str, *run: Tensor) -> None:
+    """Raise AssertionError unless f gives a run, with its reward, accuracy, truncated and KL, its right name."""
+    found = whole_number(f(*run), 0, 4, FIVE)
+    moved = [f"{name} {m[:5].mean():.2f} to {m[-5:].mean():.2f}" for name, m in zip(METRICS, run, strict=False)]
+    assert found == right, f"{what} is {NAMES[right]}, not {NAMES[found]}: over five steps, {', '.join(moved)}"
 
 
 def expect_both(f, right: int, what: str, *run: Tensor) -> None:

@@ -138,9 +138,7 @@ def loop_sectors(addresses: Tensor, size: int, active: Tensor) -> Tensor:
 
 SECTORS = {
     "Lanes that are not active ask for nothing.": lambda a, size, active: loop_sectors(a, size, active | True),
-    "You divided the bytes asked for by 32: that is right only where they lie side by side.": lambda a, size, active: (
-        -(-active.sum(1) * size // 32)
-    ),
+    "Bytes over 32 is right only where they lie side by side.": lambda a, size, on: -(-on.sum(1) * size // 32),
     "You counted the lanes: several may share a sector.": lambda a, size, active: active.sum(1),
     "You counted lines of 128 bytes: a sector has 32.": lambda a, size, active: loop_sectors(a // 4, size, active),
 }

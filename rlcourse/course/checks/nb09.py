@@ -40,7 +40,9 @@ def check_merge(f, heads: int, lengths: list[int], shift=0.0, apart=0.0, sink=Tr
     places = list(zip(scores.split(lengths, 1), values.split(lengths), strict=True))
     logs = torch.stack([part.logsumexp(1) for part, _ in places])
     outputs = torch.stack([part.softmax(1).nan_to_num() @ value for part, value in places])
-    q1.check(f, outputs, logs, sinks, not_finite=nan)
+    every = torch.cat([scores, sinks[:, None]], 1).double().softmax(1)[:, :-1]
+    expected = every @ values.double() if n else torch.zeros(heads, size)  # the sink's value is nothing
+    q1.check(f, outputs, logs, sinks, expected=expected, not_finite=nan)
 
 
 OVERFLOW = "exp(400) is infinite and exp(-400) is 0: take off the head's largest log-sum, or sink, before the exp."
@@ -77,7 +79,6 @@ SPLITS = {
     "full waves": "A last wave that is not full takes time too.",
     "free": "Each wave costs `fixed` once: a CTA has to start and to end.",
     "tokens": "Tokens are counted, not tiles of 16: round up to whole tiles.",
-    "mean": "A wave takes as long as its longest CTA, not the mean.",
     "even": "Each CTA takes ceil(tiles / s) tiles as long as there are any: the last may get none.",
 }
 
@@ -92,8 +93,6 @@ def wave_time(tokens: list[int], at_once: int, fixed: int, splits: int, mistake:
             ctas += [(tiles + splits - 1 - i) // splits for i in range(splits)]
         else:
             ctas += [max(0, min(part, tiles - i * part)) for i in range(splits)]
-    if mistake == "mean":
-        return sum(ctas) / at_once + fixed * -(-len(ctas) // at_once)
     waves = [ctas[i : i + at_once] for i in range(0, len(ctas), at_once)]
     if mistake == "full waves":
         waves = waves[: max(1, len(ctas) // at_once)]
@@ -182,7 +181,10 @@ def check_times(f, moving: tuple, old_issue: tuple, new_issue: tuple, old_wait: 
     data, latency, ghz, sms = 1e6 * draw(1, 200), between(0.4, 1.4), between(1, 2), draw(40, 140)
     instructions = torch.tensor([t * 1e-6 * 4 * sms * ghz * 1e9 for t in issue_us], dtype=torch.float64)
     flight = torch.tensor([data * latency / t for t in waiting_us], dtype=torch.float64)
-    q4.check(f, data, instructions, flight, data / bytes_us / 1e3, ghz, sms, latency)
+    times = [max(bytes_us, issue, wait) for wait in waiting_us for issue in issue_us]
+    first = 2 if math.isclose(times[1], times[2]) else int(times[1] > times[2])
+    expected = torch.tensor([*times, first], dtype=torch.float64)
+    q4.check(f, data, instructions, flight, data / bytes_us / 1e3, ghz, sms, latency, expected=expected)
 
 
 @q4.case("the old kernel waits for memory")

@@ -62,22 +62,23 @@ def next_entry(tables: Tables, number: int, rule: str = "") -> list | None:
     return None
 
 
-def some_trace(rule: str, number: int) -> list:
-    """A trace in which the rule is broken first, unless it is "none"."""
+def some_trace(rule: str, number: int) -> tuple[list, int]:
+    """A trace in which the rule is broken first, at a place that is returned; -1 for the rule "none"."""
     tables: Tables = {"a": [1, 2], "b": [1]}
     trace: list = [["give", "a", [1, 2]], ["share", "b", [1]]]
     trace += [next_entry(tables, number) for _ in range(draw(3, 10))]
     if rule == "none":
-        return trace
+        return trace, -1
     while (foul := next_entry(tables, number, rule)) is None:
         trace.append(next_entry(tables, number))
-    return [*trace, foul, *(next_entry(tables, number) for _ in range(draw(1, 4)))]
+    return [*trace, foul, *(next_entry(tables, number) for _ in range(draw(1, 4)))], len(trace)
 
 
 def check_audit(f, *rules: str) -> None:
     for rule in rules:
         number = draw(9, 14)
-        q1.check(f, some_trace(rule, number), number)
+        trace, place = some_trace(rule, number)
+        q1.check(f, trace, number, expected=place)
 
 
 q1.expects(first_foul, RULES, also={"The first is asked for, not the last.": lambda trace, number: len(trace) - 1})
@@ -196,9 +197,7 @@ def least(capacity: int, rows: int) -> int:
 
 SHORTEST = {
     "An answer of that length fits alone, but so does a shorter one that never ends.": lambda capacity, rows: capacity,
-    "That is the first length at which somebody is sent back. It ends all the same.": lambda capacity, rows: (
-        capacity // rows + 1
-    ),
+    "That is the first length at which somebody is sent back. It ends all the same.": lambda c, rows: c // rows + 1,
     "That is the greatest length at which one still ends: one more.": lambda capacity, rows: least(capacity, rows) - 1,
 }
 
@@ -260,7 +259,8 @@ def check_parting(f, *how: str, dtype: torch.dtype = torch.float32) -> None:
         rows, width = draw(6, 9), draw(4, 7)
         places = [0 if kind == "never" else draw(2, rows) for kind in how]
         places[0] = draw(3, rows - 1)
-        q4.check(f, [planted(rows, width, at, kind, dtype) for at, kind in zip(places, how, strict=True)])
+        results = [planted(rows, width, at, kind, dtype) for at, kind in zip(places, how, strict=True)]
+        q4.check(f, results, expected=places)
 
 
 q4.expects(first, also={said: partial(first, different=different) for said, different in PARTED.items()})

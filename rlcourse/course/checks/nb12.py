@@ -155,7 +155,6 @@ q3.case("many tokens, whose logits are never all there")(lambda f: check_slopes(
 q4 = Question("q4", "spoiled", hint="Whose token is it? Then one layer after the other; then: who predicts token t?")
 LEAKS = {
     "one layer": "What a token has seen in one layer others see in the next.",
-    "for ever": "There are only so many layers: what needs more to get there does not arrive.",
     "no shift": "The log-prob of token t is read at token t - 1.",
     "first tokens": "The first token of an answer is predicted by the last token of another.",
     "not learned": "Tokens that are not learned have no log-prob to be spoiled.",
@@ -167,7 +166,7 @@ def walk(positions, seen, learned, layers: int, mistake: str = "") -> Tensor:
     owner = (positions == 0).cumsum(0).tolist()
     looks, tokens = seen.tolist(), range(len(owner))
     bad, result = [False] * len(owner), [False]
-    for _ in range({"one layer": 1, "for ever": len(owner)}.get(mistake, layers)):
+    for _ in range(1 if mistake == "one layer" else layers):
         bad = [bad[i] or any(looks[i][j] and (owner[i] != owner[j] or bad[j]) for j in tokens) for i in tokens]
     for t in tokens[1:]:
         foreign = owner[t - 1] != owner[t] and mistake != "first tokens"
@@ -222,12 +221,10 @@ def by_gap(weights: Tensor, step: float, mistake: str) -> Tensor:
 
 
 MOVES = {
-    "That is the whole way to the next number: half of it is enough.": partial(by_gap, mistake="whole"),
-    "A tie goes to the even number: sometimes that is the weight itself.": partial(by_gap, mistake="ties move"),
-    "On a tie an odd number gives way: it goes to its even neighbour.": partial(by_gap, mistake="ties stay"),
-    "Below a power of two numbers are twice as dense as above it: mind the direction.": partial(
-        by_gap, mistake="outwards"
-    ),
+    "whole": "That is the whole way to the next number: half of it is enough.",
+    "ties move": "A tie goes to the even number: sometimes that is the weight itself.",
+    "ties stay": "On a tie an odd number gives way: it goes to its even neighbour.",
+    "outwards": "Below a power of two numbers are twice as dense as above it: mind the direction.",
 }
 
 
@@ -242,7 +239,7 @@ def signed(sizes: Tensor) -> Tensor:
     return (sizes * (2 * torch.randint(0, 2, sizes.shape) - 1)).bfloat16()
 
 
-q5.expects(least, also=MOVES)
+q5.expects(least, also={said: partial(by_gap, mistake=name) for name, said in MOVES.items()})
 q5.case("weights of the usual size")(lambda f: check_steps(f, signed(0.004 + 0.1 * torch.rand(9)), 5, -7))
 q5.case("large weights")(lambda f: check_steps(f, signed(0.5 + 1.4 * torch.rand(9)), 9, -11))
 q5.case("half-way exactly")(lambda f: check_steps(f, signed(0.01 + 0.2 * torch.rand(9)), 2 ** draw(0, 3), -4))

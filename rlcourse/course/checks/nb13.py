@@ -65,7 +65,7 @@ def diagnosed(ids, labels, prompts, lengths, eos: int, mistake: str = "") -> Ten
 def check_rows(f, *kinds: int, pad: int = PAD) -> None:
     made = [(kinds[i], variant) for variant in range(3) for i in torch.randperm(len(kinds)).tolist()]
     rows = [some_row(kind, 14, pad, variant) for kind, variant in made]
-    q1.check(f, *map(torch.tensor, zip(*rows, strict=True)), EOS)
+    q1.check(f, *map(torch.tensor, zip(*rows, strict=True)), EOS, expected=[kind for kind, _ in made])
 
 
 q1.expects(diagnosed, ROWS, parts={"the list of mistakes": None})
@@ -163,9 +163,7 @@ def greedy(worth: Callable) -> Callable:
 
 
 RANKS = {
-    "You compared shares of each matrix: what counts is what is left out of all together.": greedy(
-        lambda s, r: s[r] / sum(s)
-    ),
+    "You compared shares of each matrix: what is left out of all together?": greedy(lambda s, r: s[r] / sum(s)),
     "You went by all that a matrix leaves out: what does ONE more rank take of it?": greedy(lambda s, r: sum(s[r:])),
     "All ranks alike: some matrices changed more than others.": greedy(lambda s, r: -r),
 }
@@ -195,7 +193,6 @@ q4 = Question("q4", "merge", hint="What does one adapter add to the weight? When
 MERGES = {
     "alpha": "You multiplied by alpha: the product counts alpha / rank.",
     "no scale": "You left alpha / rank out.",
-    "last": "You merged the last adapter alone.",
     "each": "You rounded after each adapter: small ones vanish that together do not. Round once.",
     "product": "You rounded B A before it was added: add in float32, and round once.",
     "transposed": "You added the transpose of B A.",
@@ -205,7 +202,7 @@ MERGES = {
 def merged(weight: Tensor, adapters: list, mistake: str = "") -> Tensor:
     """W + sum of alpha / r B A in float64, which holds every sum here without an error."""
     total = weight.double()
-    for a, b, alpha in adapters[-1:] if mistake == "last" else adapters:
+    for a, b, alpha in adapters:
         scale = {"alpha": alpha, "no scale": 1.0}.get(mistake, alpha / len(a))
         added = scale * torch.einsum("or,ri->oi", b.double(), a.double())
         added = added.to(weight.dtype).double() if mistake == "product" else added
@@ -240,7 +237,6 @@ q5 = Question("q5", "steps_to_start", hint="When do all answers of a group get t
 WAITS = {
     "all right": "A group in which all are right has no signal either.",
     "mean rate": "You put the mean rate into the formula: take the mean of what the formula says of each problem.",
-    "one answer": "That is the time to the first problem that one answer solves: a group has more than one.",
     "a prompt": "That counts groups: a step has several.",
     "expected groups": "That is 1 / the expected number of groups with a signal: a step may have two of them.",
 }
@@ -255,7 +251,7 @@ def waiting(rates: Tensor, group: int, prompts: int, mistake: str = "") -> float
     """Expected number of steps up to the first with a signal."""
     p = [rates.mean().item()] if mistake == "mean rate" else rates.tolist()
     signals = [at_least_once(r, group) - (0 if mistake == "all right" else r**group) for r in p]
-    q = math.fsum(p if mistake == "one answer" else signals) / len(p)
+    q = math.fsum(signals) / len(p)
     seen = {"a prompt": q, "expected groups": q * prompts}.get(mistake, at_least_once(q, prompts))
     return 1 / seen if seen > 0 else math.inf
 

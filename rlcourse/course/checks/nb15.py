@@ -23,7 +23,6 @@ q1 = Question("q1", "divided_by", hint="Which six vectors could a colleague have
 RIGHT, OWN_MEANS, NOT_AVERAGED, NOT_SENT, ROWS, TWICE = range(6)
 WAYS = {
     "last": "Where two ways give the same vector, the lower number is asked for.",
-    "direction": "You compare directions: a vector that is only too long or too short has a fault, too.",
     "rows for tokens": "You took rows where tokens are meant: the loss is a mean over tokens.",
 }
 
@@ -49,8 +48,7 @@ def judged(sums: Tensor, tokens: Tensor, rows: Tensor, found: Tensor, mistake: s
     """The lowest number that fits, for each row of `found`."""
     vectors, numbers = [vector(way, sums, tokens.tolist(), rows.tolist(), mistake) for way in range(6)], []
     for one in found:
-        pairs = [(one, b) if mistake != "direction" else (one / one.norm(), b / b.norm()) for b in vectors]
-        fits = [way for way, (a, b) in enumerate(pairs) if (a - b).norm() < 1e-3 * b.norm()] or [0]
+        fits = [way for way, other in enumerate(vectors) if (one - other).norm() < 1e-3 * other.norm()] or [0]
         numbers.append(fits[-1 if mistake == "last" else 0])
     return numbers
 
@@ -175,7 +173,6 @@ SPLITS = {
     "equal work": "You leave every rank all rows: here the rows are split.",
     "one way": "A ring goes round twice: once to add, once to copy.",
     "divisors": "The number of ranks has to divide the rows.",
-    "first": "Look at all numbers of ranks: the largest that is good enough is asked for.",
     "no start": "The seconds that every step takes, however few its rows, do not get shorter.",
 }
 
@@ -192,9 +189,7 @@ def most(rows, start_s, row_s, gradient_bytes, bytes_per_s, least, mistake: str 
         seconds = (start / n if mistake == "no start" else start) + work + ring * share
         if start + row * rows >= Fraction(least) * seconds * (1 if mistake == "equal work" else n):
             good.append(n)
-        elif mistake == "first":
-            return good[:2][-1]
-    return good[:2][-1] if mistake == "first" else good[-1]
+    return good[-1]
 
 
 def check_most(f, rows: tuple, start: tuple, ranks: tuple, above: tuple, free: bool = False) -> None:

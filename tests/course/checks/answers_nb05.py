@@ -89,7 +89,7 @@ WRONG = {
         "always healthy": (lambda *_: HEALTHY, "is HACKED, not HEALTHY"),
         "hacked first": (diagnose_with(order=("hacked", "still", "collapsed", "cut off")), "is STILL, not HACKED"),
         "last step only": (diagnose_with(window=1), "is HEALTHY, not"),
-        "nan not ignored": (diagnose_with(ignore_nan=False), "largest KL"),
+        "nan not ignored": diagnose_with(ignore_nan=False),
         "reward above accuracy": (diagnose_with(trend=False), "is HEALTHY, not HACKED"),
         "kl threshold too high": (diagnose_with(still=10.0), "not STILL"),
         "a name": (lambda *_: "healthy", "return one of the five numbers"),

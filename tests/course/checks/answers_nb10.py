@@ -74,11 +74,11 @@ WRONG = {
         "empty_like": (lambda q, k, v: fake(q, k, v, out=torch.empty_like(q)), "empty_like"),
         "float32 output": (
             lambda q, k, v: fake(q, k, v, out=torch.empty(*q.shape[:2], v.shape[-1])),
-            "that of the queries",
+            "the kernel gives torch",
         ),
         "half log-sum": (lambda q, k, v: fake(q, k, v, logsum=q.new_empty(q.shape[:2])), "float32"),
         "log-sum with a size": lambda q, k, v: fake(q, k, v, logsum=torch.empty(*q.shape[:2], 1)),
-        "shape of the cache": (lambda q, k, v: fake(q, k, v, out=q.new_empty(v.shape)), "a token for each row"),
+        "shape of the cache": (lambda q, k, v: fake(q, k, v, out=q.new_empty(v.shape)), "the kernel gives"),
         "output alone": (lambda q, k, v: fake(q, k, v)[0], "return three things"),
     },
     "q5": {
