@@ -17,22 +17,6 @@ WRONG = {
     },
 }
 
-ADD_UP = """\
-                if thread == 0:
-                    everything = Float32(0.0)
-                    for warp in range_constexpr(4):
-                        everything += shares[warp]
-                    y[row] = cute.math.sqrt(everything)
-"""
-EVERY_LANE = """\
-                if thread < 32:
-                    mine = Float32(0.0)
-                    if thread < 4:
-                        mine = shares[thread]
-                    mine = cute.arch.warp_reduction_sum(mine)
-                    if thread == 0:
-                        y[row] = cute.math.sqrt(mine)
-"""
 FOUR_EACH = """\
                 for i in range_constexpr(4):
                     value = x[row, i * self.threads + thread]
@@ -43,16 +27,6 @@ RELU = "                wide = wide if wide > 0.0 else Float32(0.0)\n"
 REST = "                    one = one if one > 0.0 else Float32(0.0)\n"
 UP = "cute.autovec_copy(cute.tiled_divide(up, (8,))[None, first // 8], u)"
 UP_ONE_BY_ONE = "for k in range_constexpr(8):\n                u[k] = up[first + k]"
-FIRST = """\
-            for i in range_constexpr(8):
-                wide = g[i].to(Float32)
-"""
-FIRST_WITH_MORE = """\
-            more = cute.make_rmem_tensor(8, out.element_type)
-            cute.autovec_copy(cute.tiled_divide(gate, (8,))[None, 0], more)
-            for i in range_constexpr(8):
-                wide = g[i].to(Float32) + more[i].to(Float32) * 0.0
-"""
 ADD = "out[thread] = a[thread] + 10.0"
 GUARD = "if i < a.shape[0]:"
 IN_TILE = "r = 8 * down + thread // 8\n        c = 8 * across + thread % 8"
@@ -127,10 +101,8 @@ EDITS = {
         ),
         "up one by one": (UP, UP_ONE_BY_ONE, "copy whole pieces"),
         "no relu": (RELU, "", "relu is missing"),
-        "loads more than it needs": (FIRST, FIRST_WITH_MORE, "load each number once"),
     },
     "q10": {
-        "a warp adds the shares": (ADD_UP, EVERY_LANE, None),
         "no second barrier": (LAST, "", "written again before"),
         "no root": ("cute.math.sqrt(everything)", "everything", "forgot the root"),
         "first warp alone": (

@@ -156,27 +156,18 @@ def in_shape(right, value):
     return lambda *arguments, **options: filled(right(*arguments, **options), value)
 
 
-FEW = {f"constant {value}": constant(value) for value in (0.0, 1, math.nan, None, [0.0], torch.tensor(1))}
+FEW = {
+    f"constant {value}": constant(value) for value in (0.0, 1, -1, math.nan, math.inf, None, "", [0.0], torch.tensor(1))
+}
 FEW["the argument"] = of(0, lambda x: x)
-VALUES = (-1, 2, 0.5, math.inf, -math.inf, True, "", "0", [])
-MANY = {f"constant {value}": constant(value) for value in VALUES}
-MANY |= {"every argument": lambda *arguments, **_: arguments, "noise": lambda *_, **__: torch.rand(3)}
-for number in range(6):
-    MANY[f"argument {number}"] = of(number, lambda x: x)
-    MANY[f"negative {number}"] = of(number, lambda x: -x)
-    MANY[f"sum of {number}"] = of(number, lambda x: x.sum())
-    MANY[f"mean of {number}"] = of(number, lambda x: x.mean())
-    for value in (0.0, 1.0, math.nan):
-        MANY[f"{value} like {number}"] = of(number, lambda x, value=value: torch.full(x.shape, value))
-        MANY[f"{value} rows of {number}"] = of(number, lambda x, value=value: torch.full(x.shape[:1], value))
+FEW |= {f"{value} like the first": of(0, lambda x, v=value: torch.full(x.shape, v)) for value in (0.0, 1.0, math.nan)}
 
 
-@pytest.mark.parametrize("functions", [FEW, pytest.param(MANY, marks=pytest.mark.thorough)], ids=["few", "many"])
 @every_question
-def test_functions_that_look_at_nothing_earn_nothing(lesson, question, functions):
+def test_functions_that_look_at_nothing_earn_nothing(lesson, question):
     right = solution(lesson, question)
     shaped = {f"{value} in shape": in_shape(right, value) for value in (0.0, 1.0, -1.0, math.nan, math.inf)}
-    paid = {name: cases for name, f in (functions | shaped).items() if (cases := earned(lesson, question, Local(f), 0))}
+    paid = {name: cases for name, f in (FEW | shaped).items() if (cases := earned(lesson, question, Local(f), 0))}
     assert paid == {}
 
 

@@ -1,22 +1,15 @@
 """Kernels are graded as the card judges them, and nothing but a kernel earns their points."""
 
-import linecache
 import resource
 import time
-from functools import partial
-from types import SimpleNamespace
 
 import pytest
 from answers import KERNELS, edited, kernel_from, source
-from answers_nb08 import EDITS
-from submissions import IMPORTS, Loopback, catalogue, many, workers, write
-from thorough import thinned
+from submissions import IMPORTS, catalogue, many, workers, write
 
 from rlcourse.course.checks.kernels import Maker
 from rlcourse.course.grading import isolation, report, student
 from rlcourse.course.grading.grade import grade
-from rlcourse.course.grading.remote import RemoteMaker
-from rlcourse.course.grading.worker import Kernels
 from rlcourse.kernels import dsl
 from rlcourse.sandbox.process import GUARD
 
@@ -139,21 +132,6 @@ def test_a_kernel_that_changes_its_input_earns_nothing(tmp_path, monkeypatch):
     kernel = kernel_from(text, "RowNorm", tmp_path, monkeypatch)
     messages = [case.message for case in KERNELS["nb08", "q10"].run(Maker(kernel), seed=0).cases]
     assert messages == ["Your kernel writes to x: only y is to be written."] * len(messages)
-
-
-PLACES = [(question, name) for question, edits in EDITS.items() for name in edits]
-
-
-@compiles
-@pytest.mark.parametrize("question, name", thinned(PLACES, every=24))
-def test_card_and_grader_say_the_same_of_a_kernel(question, name, tmp_path, monkeypatch):
-    asked = KERNELS["nb08", question]
-    kernel = kernel_from(edited("nb08", question, name)[0], asked.function, tmp_path, monkeypatch)
-    kernels = Kernels()
-    calls = {"trace": partial(kernels.trace, kernel), "blocks": kernels.blocks}
-    run = SimpleNamespace(worker=Loopback(calls), left=1e9, line=linecache.getline)
-    found, card = (asked.run(f, seed=0).cases for f in (RemoteMaker(run), Maker(kernel)))
-    assert [(c.name, c.passed, c.message) for c in found] == [(c.name, c.passed, c.message) for c in card]
 
 
 @pytest.mark.parametrize("missing", ["the compiler", "the isolation"])

@@ -41,13 +41,15 @@ def test_no_demonstration_is_garbage_and_each_is_of_the_kind_it_was_made_as():
     rng = random.Random(0)
     mixes = {
         "worked": Mix(worked=1, guess=0, prose=0),
-        "words": Mix(worked=0, guess=0, prose=1),
-        "guess": Mix(worked=0, guess=1, prose=0),
+        "words": Mix(worked=0, guess=0, prose=1, slip=0),
+        "guess": Mix(worked=0, guess=1, prose=0, slip=0),
     }
     for problem in generate(400, 3, "test"):
         for kind, mix in mixes.items():
             text = demonstration(problem, rng, mix)
             assert gain.kind(answer(text, problem.gold, problem.level)) == kind, text
+            verdict = verify(text, problem.gold)
+            assert mix.slip or (verdict.lenient and verdict.strict == (kind == "guess")), text
 
 
 def made_up(seed: int) -> gain.Counts:

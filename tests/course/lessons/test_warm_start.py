@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlcourse.course.lessons import warm_start
-from rlcourse.course.lessons.warm_start import batch, draw_programs, imitate, kernel_policy, train_on
+from rlcourse.course.lessons.warm_start import draw_programs, imitate, kernel_policy, train_on
 from rlcourse.tasks.kernels.problems import computations
 
 PROBLEMS = computations(40, "train", 11, (2, 6), 0.3)
@@ -15,18 +15,6 @@ PROBLEMS = computations(40, "train", 11, (2, 6), 0.3)
 @pytest.fixture
 def policy():
     return kernel_policy(hidden_size=32, num_hidden_layers=1)
-
-
-def test_labels_cover_exactly_the_answer_and_its_end(policy):
-    pairs = draw_programs(policy, PROBLEMS, 8, random.Random(0))
-    lengths = [len(prompt) + len(answer) for prompt, answer in pairs]
-    assert lengths == sorted(lengths)
-    ids, labels = batch(pairs, policy.pad_id)
-    for row, (prompt, answer) in enumerate(pairs):
-        labelled = labels[row] != warm_start.IGNORED
-        assert ids[row][labelled].tolist() == labels[row][labelled].tolist() == answer
-        assert answer[-1] == policy.eos_ids[0] and ids[row, : len(prompt)].tolist() == prompt
-        assert (ids[row, len(prompt) + len(answer) :] == policy.pad_id).all()
 
 
 @pytest.mark.parametrize("micro_batch_rows", [3, 32])
