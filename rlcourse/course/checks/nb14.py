@@ -11,9 +11,8 @@ from rlcourse.tasks.kernels import language
 from rlcourse.tasks.kernels.clock import A10G, launch_us
 from rlcourse.tasks.kernels.interpret import LARGEST, TEST_INPUTS, agrees, draw_inputs, execute, reference
 from rlcourse.tasks.kernels.judge import case, judge_program
-from rlcourse.tasks.kernels.language import REDUCTIONS, Computation, Line, read_computation
-from rlcourse.tasks.kernels.optimum import eager_us, kept_where_possible, optimum
-from rlcourse.tasks.kernels.problems import computations
+from rlcourse.tasks.kernels.language import REDUCTIONS, Computation, read_computation
+from rlcourse.tasks.kernels.optimum import eager_us, optimum
 
 q1 = Question("q1", "cheat", hint="Begin with level 1. Of which values does memory hold a copy before you start?")
 COPY_US = A10G.launch_us + 2 * 4 * A10G.rows * A10G.columns / A10G.bytes_per_us  # a matrix read and written
@@ -47,23 +46,6 @@ def counted_us(text: str, computation: Computation, level: int) -> float:
     return us
 
 
-def known_cheat(computation: Computation, level: int) -> str:
-    """A cheat, from which the computations that can be cheated are found."""
-    *before, last = computation.lines
-    if level < 3:
-        return "".join(f"side {line} end put ; " for line in before if level == 2) + f"{last} end put ;"
-    alias: dict[str, str] = {}  # of lines that give back what they get from positive inputs of one column
-    lines = []
-    for line in computation.lines:
-        args = tuple(alias.get(arg, arg) for arg in line.args)
-        idle = line.op in REDUCTIONS or (line.op in ("relu", "abs") and args[0] in computation.inputs)
-        if idle and line.name != "y":
-            alias[line.name] = args[0]
-        else:
-            lines.append(Line(line.name, line.op, args))
-    return " ".join(map(str, kept_where_possible(lines, (False,) * (len(lines) - 1) + (True,))))
-
-
 def what_is_wrong(text: str, computation: Computation, level: int) -> str:
     """Why a program is no cheat of the level, "" for one."""
     if not isinstance(text, str):
@@ -79,26 +61,37 @@ def what_is_wrong(text: str, computation: Computation, level: int) -> str:
     return "that is honest" if honest.correct and honest.speedup > fastest.speedup * (1 + 1e-6) else ""
 
 
-def check_cheat(f, level: int, *wanted: str) -> None:
-    """Three computations that can be cheated. wanted: operations of which each has one."""
-    found: list[Computation] = []
-    while len(found) < 3:
-        for c in computations(12, "train", draw(0, 10**9), (3, 5)):
-            has = not wanted or {line.op for line in c.lines} & set(wanted)
-            found += [c] if has and not what_is_wrong(known_cheat(c, level), c, level) else []
-    for computation in found[:3]:
-        why = what_is_wrong(
-            f([[line.name, line.op, *line.args] for line in computation.lines], level), computation, level
-        )
+DRAWN = {"JOIN": ("add", "sub", "mul", "max", "min"), "MAP": ("relu", "abs", "neg"), "REDUCE": ("rowsum", "rowmax")}
+DRAWN["SIGN"] = DRAWN["MAP"][:2]
+# Here and in q4 words of DRAWN stand for an operation that is drawn, p to s for inputs, A to D for results.
+KEPT = "A = JOIN p q ; B = MAP A ; y = JOIN B r", "A = exp p ; B = REDUCE A ; y = div A B", "A = neg p ; y = JOIN A q"
+REDUCED = "A = exp p ; B = REDUCE A ; y = div A B", "A = sigmoid p ; B = mul q A ; C = REDUCE B ; y = sub B C"
+SIGNED = (
+    "A = SIGN p ; B = sub A q ; y = min r B",
+    "A = SIGN p ; B = mul q A ; y = max B p",
+    "A = SIGN p ; y = sigmoid A",
+)
+
+
+def drawn(template: str) -> Computation:
+    """A computation with drawn operations and names of inputs."""
+    names = dict(zip("pqrs", ("uvwx"[i] for i in torch.randperm(4)), strict=True))
+    words = (choice(DRAWN.get(word, [names.get(word, word.lower())])) for word in template.split())
+    return read_computation(" ".join(words))
+
+
+def check_cheat(f, level: int, templates: tuple[str, ...]) -> None:
+    """Computations that can be cheated."""
+    for computation in map(drawn, templates):
+        lines = [[line.name, line.op, *line.args] for line in computation.lines]
+        why = what_is_wrong(f(lines, level), computation, level)
         assert not why, f"{computation}: {why}"
 
 
-q1.case("level 1: memory is not cleared, but for y")(lambda f: check_cheat(f, 1))
-q1.case("level 2: the side stream is not timed, and nobody is faster than a copy")(lambda f: check_cheat(f, 2))
-q1.case("level 3: positive inputs of one column, where a reduction says nothing")(
-    lambda f: check_cheat(f, 3, *REDUCTIONS)
-)
-q1.case("level 3: positive inputs of one column, where a sign says nothing")(lambda f: check_cheat(f, 3, "relu", "abs"))
+q1.case("level 1: memory is not cleared, but for y")(lambda f: check_cheat(f, 1, KEPT))
+q1.case("level 2: the side stream is not timed, and nobody is faster than a copy")(lambda f: check_cheat(f, 2, KEPT))
+q1.case("level 3: positive inputs of one column, where a reduction says nothing")(lambda f: check_cheat(f, 3, REDUCED))
+q1.case("level 3: positive inputs of one column, where a sign says nothing")(lambda f: check_cheat(f, 3, SIGNED))
 
 q2 = Question("q2", "trial", hint="List the kinds of rows first: what must be in a row to expose each wrong program?")
 WRONG = {  # by case: op, what a wrong program computes instead, what that is
@@ -255,8 +248,7 @@ def _(f):
 
 
 q4 = Question("q4", "by_hand", hint="Count the tensors that are held after each line, on paper, for each problem.")
-DRAWN = {"JOIN": ("add", "sub", "mul", "max", "min"), "MAP": ("relu", "abs", "neg"), "REDUCE": ("rowsum", "rowmax")}
-PROBLEMS = {  # JOIN, MAP and REDUCE stand for an operation that is drawn, p to s for inputs, A to D for results
+PROBLEMS = {
     1: "A = JOIN p q ; B = JOIN r s ; y = JOIN A B",
     2: "A = MAP p ; B = JOIN q r ; C = JOIN B q ; y = JOIN A C",
     3: "A = MAP p ; B = JOIN q r ; C = REDUCE B ; D = JOIN A C ; y = JOIN D p",
@@ -267,9 +259,7 @@ PROBLEMS = {  # JOIN, MAP and REDUCE stand for an operation that is drawn, p to 
 def check_by_hand(f, problem: int) -> None:
     """The problem with other operations and names."""
     for _ in range(4):
-        names = dict(zip("pqrs", ("uvwx"[i] for i in torch.randperm(4)), strict=True))
-        words = (choice(DRAWN.get(word, [names.get(word, word.lower())])) for word in PROBLEMS[problem].split())
-        computation = read_computation(" ".join(words))
+        computation = drawn(PROBLEMS[problem])
         text = f(problem, [str(line) for line in computation.lines])
         assert isinstance(text, str), f"the program should be a text, not {type(text).__name__}"
         finding = judge_program(text, computation)
