@@ -103,7 +103,7 @@ class Bet:
     def result(self, found: float | str | list[float]) -> None:
         """Show what came out, and score the bet.
 
-        found: a number, the numbers of several seeds, or one of the choices. In a live notebook the result opens when
+        found: a number, the numbers of several runs, or one of the choices. In a live notebook the result opens when
         the bet is placed or the reader asks for it; elsewhere it is in a closed <details>.
         """
         from IPython.display import HTML, display
@@ -128,16 +128,16 @@ class Bet:
 
     def scored(self, found: float | str | list[float]) -> str:
         """The result as HTML, below the bet and how far it was off, if there is one."""
-        seeds = found if isinstance(found, list) else [found]
-        if isinstance(seeds[0], str):
-            words, score = seeds[0], "✔" if seeds[0] == self.value else "✘"
+        runs = found if isinstance(found, list) else [found]
+        if isinstance(runs[0], str):
+            words, score = runs[0], "✔" if runs[0] == self.value else "✘"
         else:
-            low, high = min(seeds), max(seeds)
-            words = in_words(fmean(seeds), self.unit)
-            if len(seeds) > 1:
-                words += f", the mean of {len(seeds)} seeds from {low:.3g} to {high:.3g}"
+            low, high = min(runs), max(runs)
+            words = in_words(fmean(runs), self.unit)
+            if len(runs) > 1:
+                words += f", the mean of {len(runs)} runs from {low:.3g} to {high:.3g}"
             miss = 0 if self.value is None else max(low - self.value, self.value - high, 0)
-            hit = f"inside the {len(seeds)} seeds' range" if len(seeds) > 1 else "exactly right"
+            hit = f"inside the {len(runs)} runs' range" if len(runs) > 1 else "exactly right"
             score = f"– off by {in_words(miss, self.unit)}" if miss else f"– {hit}"
         bet_and_score = "" if self.value is None else as_html(f"{self} {score}") + "<br>"
         return f"{bet_and_score}the result: {as_html(words)}"

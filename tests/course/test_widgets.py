@@ -159,7 +159,7 @@ def test_a_result_is_hidden_until_the_bet_is_placed_or_the_reader_goes_on(way, b
     ("bet_on", "found", "score"),
     [
         (40, 8.26, "your bet: 40 points – off by 31.7 points"),
-        (8, [7, 8.5, 9.5], "your bet: 8 points – inside the 3 seeds' range"),
+        (8, [7, 8.5, 9.5], "your bet: 8 points – inside the 3 runs' range"),
         (5, [7, 8.5, 9.5], "your bet: 5 points – off by 2 points"),
         (10, [7, 8.5, 9.5], "your bet: 10 points – off by 0.5 points"),
         (8, 8, "your bet: 8 points – exactly right"),
@@ -167,13 +167,13 @@ def test_a_result_is_hidden_until_the_bet_is_placed_or_the_reader_goes_on(way, b
         ("it falls", "nothing", "your bet: it falls ✘"),
     ],
 )
-def test_a_bet_is_scored_against_the_result_or_the_range_of_the_seeds(bet_on, found, score, bets, shown):
+def test_a_bet_is_scored_against_the_result_or_the_range_of_the_runs(bet_on, found, score, bets, shown):
     placed = widgets.bet("What?", ["nothing", "it falls"] if isinstance(bet_on, str) else (25, 0, 50, 1), "points")
     placed.place(bet_on)
     placed.result(found)
     assert score in said(shown)
     if isinstance(found, list):
-        assert "the result: 8.33 points, the mean of 3 seeds from 7 to 9.5" in said(shown)
+        assert "the result: 8.33 points, the mean of 3 runs from 7 to 9.5" in said(shown)
 
 
 @pytest.mark.parametrize("why", ["a notebook that ships", "no ipywidgets"])
@@ -187,7 +187,7 @@ def test_where_nobody_can_bet_the_question_has_no_answer_and_the_result_is_close
     placed.result([8, 9])
     summary, result = said(shown).split("</summary>")
     assert summary == "<details><summary>The result of the bet: How many with <code>a &lt; b</code>?"
-    assert result == "the result: 8.5 points, the mean of 2 seeds from 8 to 9</details>"
+    assert result == "the result: 8.5 points, the mean of 2 runs from 8 to 9</details>"
     widgets.bet("And now?", ["a", "b"])
     assert said(shown) == "> **Place your bet.** And now?\n> - a\n> - b"
 
