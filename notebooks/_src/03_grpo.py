@@ -206,9 +206,12 @@ bonus_policy, bonus = run(normalized, judge=brief)
 # @title Figure: a thousandth of a point
 
 
-def draw_runs(runs: dict) -> None:
-    """Greedy accuracy, and the mean length of the samples, of runs {label: (log, colour, marker)}."""
-    _, axes = plt.subplots(1, 2, figsize=(10.5, 3.4), layout="constrained")
+def draw_runs(runs: dict, ends: dict | None = None) -> None:
+    """Greedy accuracy, and the mean length of the samples, of runs {label: (log, colour, marker)}.
+
+    ends: where these runs and recorded seeds end, {name: (numbers, the live one first; colour; marker)}.
+    """
+    fig, axes = plt.subplots(1, 3 if ends else 2, figsize=(13 if ends else 10.5, 3.8), layout="constrained")
     for label, (log, color, marker) in runs.items():
         seen = [row for row in log if row["accuracy"] is not None]
         accuracy = [100 * row["accuracy"] for row in seen]
@@ -218,9 +221,14 @@ def draw_runs(runs: dict) -> None:
         axes[1].plot(near, color=color, linestyle={"o": "-", "s": "--", "^": "-.", "D": ":"}[marker])
     axes[0].set(title="greedy answers", xlabel="training step", ylabel="% right", ylim=(0, 100))
     axes[1].set(title="samples, mean of five steps", xlabel="training step", ylabel="tokens per answer", ylim=(0, None))
+    for place, (values, color, marker) in enumerate((ends or {}).values()):
+        axes[2].plot([place] * len(values), values, color=color, marker=marker, linestyle="", alpha=0.6)
+    if ends:
+        axes[2].set(title="the ends: this run and recorded seeds", ylim=(0, 100), xlim=(-0.5, len(ends) - 0.5))
+        axes[2].set_xticks(range(len(ends)), list(ends), fontsize=9)
     for ax in axes:
         ax.grid()
-    axes[0].legend(loc="lower right")
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     plt.show()
 
 
@@ -321,7 +329,7 @@ display(Markdown("\n".join(lines)))
 # %% tags=["hide-input"]
 # @title Your bet
 PULLS = ["all three: they estimate the same thing", "k1 and k3, which are right on average", "k2 and k3", "k3 alone"]
-fifth_bet = bet("Which of the three, as a loss, bring the policy back to its reference?", PULLS)
+pull_bet = bet("Which of the three, as a loss, bring the policy back to its reference?", PULLS)
 
 # %%
 torch.manual_seed(0)
@@ -350,7 +358,7 @@ ax.set_title("20 runs each: mean, and from lowest to highest")
 ax.legend()
 plt.show()
 left = {name: path[-1].mean().item() / path[0].mean().item() for name, path in paths.items()}
-fifth_bet.result(PULLS[2] if left["k1"] > 0.5 > max(left["k2"], left["k3"]) else PULLS[0])
+pull_bet.result(PULLS[2] if left["k1"] > 0.5 > max(left["k2"], left["k3"]) else PULLS[0])
 
 # %% [markdown]
 # {{ assert left["k1"] > 0.7 and max(left["k2"], left["k3"]) < 0.1 }} $k_1$, right on average, pulls nowhere. The reason
@@ -380,12 +388,13 @@ for name, kl in kls.items():  # the table's last column, summed over all tokens
 #
 # ### Does the leash help?
 #
-# DeepSeekMath (Shao et al. 2024) used $\beta = 0.04$. So let's put that on the run with the bonus.
+# DeepSeekMath (Shao et al. 2024) used $\beta = 0.04$. So let's put that on the run with the bonus. One run can't tell
+# whether it helps, so the bet is about the mean of four: yours and three recorded seeds.
 
 # %% tags=["hide-input"]
 # @title Your bet
-FATES = ["it saves the run", "it saves about half", "it changes little"]
-leash_bet = bet(f"The same run, with the bonus, and β = {BETA}. What does the KL do?", FATES)
+FATES = ["over three quarters of it", "a quarter to three quarters", "under a quarter"]
+leash_bet = bet(f"How much of what the bonus costs does a KL with β = {BETA} win back, on average?", FATES)
 
 # %%
 _, leashed = run(normalized, judge=brief, reference=True)
@@ -394,29 +403,34 @@ _, undivided = run(centered, judge=brief)
 # %% tags=["hide-input"]
 # @title Figure: two remedies
 drawn |= {f"bonus, and a KL with β = {BETA}": (leashed, ORANGE, "^"), "bonus, only centered": (undivided, GREEN, "D")}
-draw_runs(drawn)
-back = 100 * undivided[-1]["accuracy"]
-records = {n: load_curve(f"lesson03_bonus_{n}") for n in ("normalized", "leashed", "short_leash", "centered")}
-final = {n: [100 * seed["evals"][-1]["accuracy"] for seed in record["results"]] for n, record in records.items()}
+live = {"normalized": [bonus], "leashed": [leashed], "short_leash": [], "centered": [undivided]}
+records = {n: load_curve(f"lesson03_bonus_{n}") for n in live}
+final = {  # of the live run, if there is one, and of the recorded seeds, in percent
+    n: [100 * log[-1]["accuracy"] for log in live[n]]
+    + [100 * seed["evals"][-1]["accuracy"] for seed in record["results"]]
+    for n, record in records.items()
+}
+names = ("bonus", f"β = {BETA}", f"β = {records['short_leash']['setup']['kl_coef']}", "only\ncentered")
+looks = ((VERMILION, "s"), (ORANGE, "^"), (PURPLE, "v"), (GREEN, "D"))
+draw_runs(drawn, {name: (final[n], *look) for name, n, look in zip(names, final, looks, strict=True)})
 mean = {n: sum(ends) / len(ends) for n, ends in final.items()}
+gains = [a - b for a, b in zip(final["leashed"], final["normalized"], strict=True)]  # seed by seed
 saved = (mean["leashed"] - mean["normalized"]) / (mean["centered"] - mean["normalized"])
 leash_bet.result(FATES[0] if saved > 0.75 else FATES[1] if saved > 0.25 else FATES[2])
 
 # %% [markdown]
-# One run can't tell, so look at three recorded seeds of each. With the bonus they end at {{
-# min(final["normalized"]):.3g }} to {{ max(final["normalized"]):.3g }}%. With the bonus and the KL they end at {{
-# min(final["leashed"]):.3g }} to {{ max(final["leashed"]):.3g }}%. {{ assert abs(saved) < 0.25 }} With ten times the
-# weight, β = {{ records["short_leash"]["setup"]["kl_coef"] }}, it's {{ min(final["short_leash"]):.3g }} to {{
-# max(final["short_leash"]):.3g }}%. {{ assert records["short_leash"]["setup"]["kl_coef"] == 0.4 and
-# max(final["short_leash"]) < min(final["centered"]) }} Why doesn't it help more? The KL is zero at the reference, and
-# so is its gradient. It begins to pull only once the policy has moved, and then it pulls back from everything that was
-# learned, good and bad alike: it bounds how **far** a policy goes, not **where**. And it costs a frozen copy in memory
-# and one more forward pass over every answer. DAPO and Dr. GRPO leave it out.
+# The bonus alone ends at {{ mean["normalized"]:.0f }}% on average, with the KL at {{ mean["leashed"]:.0f }}%: some runs
+# gain, others lose. {{ assert abs(saved) < 0.25 and min(gains) < 0 < max(gains) }} Ten times the weight, β = {{
+# records["short_leash"]["setup"]["kl_coef"] }}, does no better. {{ assert records["short_leash"]["setup"]["kl_coef"] ==
+# 0.4 and mean["short_leash"] < mean["leashed"] + 5 }} Why? The KL is zero at the reference, and so is its gradient. It
+# begins to pull only once the policy has moved, and then it pulls back from everything that was learned, good and bad
+# alike: it bounds how **far** a policy goes, not **where**. And it costs a frozen copy in memory and one more forward
+# pass over every answer. DAPO and Dr. GRPO leave it out.
 #
-# Without the division, the run with the bonus ends at {{ back:.3g }}%: there, a thousandth of a point has a thousandth
-# of the weight. {{ assert back > reached - 12 }} In the record it's {{ min(final["centered"]):.3g }} to {{
-# max(final["centered"]):.3g }}%. {{ assert max(final["normalized"]) < min(final["centered"]) - 10 }} If you want the
-# division and the bonus, pay the bonus only in groups that have both right and wrong answers.
+# Without the division (green), the runs with the bonus end at {{ min(final["centered"]):.0f }} to {{
+# max(final["centered"]):.0f }}%: there, a thousandth of a point has a thousandth of the weight. {{ assert
+# max(final["normalized"]) < min(final["centered"]) - 10 }} If you want the division and the bonus, pay the bonus only
+# in groups that have both right and wrong answers.
 #
 # ## 5 · Groups that say nothing
 #
@@ -440,8 +454,28 @@ def draw_silent(ax, group: int) -> None:
 explorer(draw_silent, static=[{"group": 2}, {"group": 8}, {"group": 32}], group=(8, 2, 64, 1))
 
 # %% [markdown]
-# Let's count them, with the policy that you've just trained without the bonus: many samples for each of some training
-# problems.
+# How many groups are silent in training? Five recorded runs of GRPO with groups of eight can tell.
+
+# %% tags=["hide-input"]
+# @title Your bet
+record = load_curve("lesson04_default_grpo")
+signal = {  # in percent, mean of every five steps: [seeds, steps / 5]
+    key: (100 * torch.tensor([seed["steps"][key] for seed in record["results"]])).unfold(1, 5, 5).mean(2)
+    for key in ("reward", "groups_without_signal")
+}
+AT = 3  # steps 16 to 20
+share_then = signal["reward"][:, AT].mean().item() / 100
+at_mean = 100 * (share_then**GROUP + (1 - share_then) ** GROUP)
+silent_bet = bet(
+    f"In steps {5 * AT + 1} to {5 * AT + 5} of these runs, {share_then:.0%} of the samples are right. What share of "
+    f"their groups of {GROUP} is silent?",
+    (round(at_mean), 0, 100, 1),
+    unit="%",
+)
+
+# %% [markdown]
+# You could put {{ share_then:.2f }} into the formula: {{ at_mean:.0f }}%. Let's see, and look for the reason in the
+# policy that you've just trained without the bonus: many samples for each of some training problems.
 
 # %%
 MANY, asked = 64, task.problems("train")[: pick(8, 64)]
@@ -457,18 +491,10 @@ right = torch.cat(found).sum(1).int().tolist()  # of MANY, for each problem
 share = sum(right) / (MANY * len(asked))
 print(f"{len(asked)} training problems, {MANY} samples for each: {share:.0%} of the samples are right")
 
-# %% tags=["hide-input"]
-# @title Your bet
-silent_bet = bet(
-    f"{share:.0%} of the samples are right. Of groups of {GROUP}, what share is silent?",
-    (round(100 * (share**GROUP + (1 - share) ** GROUP)), 0, 100, 1),
-    unit="%",
-)
-
 # %% [markdown]
-# You could put {{ share:.2f }} into the formula. But we can count instead. Of all groups of $G$ that could be drawn
-# from a problem's {{ MANY }} answers, these are unanimous: $\binom{c}{G} + \binom{n-c}{G}$ of $\binom{n}{G}$, where $c$
-# of $n$ are right. **Look for** whether count and formula agree, and on the left for the reason.
+# Of all groups of $G$ that could be drawn from a problem's {{ MANY }} answers, these are unanimous: $\binom{c}{G} +
+# \binom{n-c}{G}$ of $\binom{n}{G}$, where $c$ of $n$ are right. **Look for** the reason in the middle: why is the right
+# picture's formula so far off?
 
 # %% tags=["hide-input"]
 # @title Figure: silent groups
@@ -482,43 +508,40 @@ def silent_share(G: int) -> float:
 
 
 fig, axes = plt.subplots(1, 3, figsize=(12, 3.3), layout="constrained")
-axes[0].hist([c / MANY for c in right], bins=16, range=(0, 1), color=SKY, edgecolor="white")
-axes[0].axvline(share, color=BLACK, linestyle="--", label=f"mean {share:.2f}")
-axes[0].set(xlabel="share of its answers that is right", ylabel="problems", title="Problems differ")
-axes[1].plot(sizes, [silent_share(G) for G in sizes], color=BLUE, marker="o", label="counted")
-from_mean = [100 * (share**G + (1 - share) ** G) for G in sizes]
-axes[1].plot(sizes, from_mean, color=PURPLE, linestyle=":", label="formula, at the mean")
-axes[1].set_xscale("log", base=2)
-axes[1].set_xticks(sizes, sizes)
-axes[1].set(xlabel="group size G", ylabel="silent groups, %", ylim=(0, 100), title="Your policy")
-record = load_curve("lesson04_default_grpo")
-for key, label, color, style in (
-    ("reward", "right answers", ORANGE, "--"),
-    ("groups_without_signal", "silent groups", BLUE, "-"),
+for each, label, color, style in zip(
+    signal.values(), ("right answers", "silent groups"), (ORANGE, BLUE), ("--", "-"), strict=True
 ):
-    each = 100 * torch.tensor([seed["steps"][key] for seed in record["results"]])  # [seeds, steps]
-    each = each.unfold(1, 5, 5).mean(2)
     x = [5 * i + 2.5 for i in range(each.shape[1])]
-    axes[2].fill_between(x, each.amin(0), each.amax(0), color=color, alpha=0.15, linewidth=0)
-    axes[2].plot(x, each.mean(0), style, color=color, label=label)
-axes[2].set(xlabel="training step", ylabel="%", ylim=(0, 100))
-axes[2].set_title(f"On record, groups of {record['setup'].get('num_generations', GROUP)}")
+    axes[0].fill_between(x, each.amin(0), each.amax(0), color=color, alpha=0.15, linewidth=0)
+    axes[0].plot(x, each.mean(0), style, color=color, label=label)
+axes[0].axvline(5 * AT + 2.5, color=BLACK, linewidth=0.8, linestyle=":")
+axes[0].set(xlabel="training step", ylabel="%", ylim=(0, 100))
+axes[0].set_title(f"On record, groups of {record['setup'].get('num_generations', GROUP)}")
+axes[1].hist([c / MANY for c in right], bins=16, range=(0, 1), color=SKY, edgecolor="white")
+axes[1].axvline(share, color=BLACK, linestyle="--", label=f"mean {share:.2f}")
+axes[1].set(xlabel="share of its answers that is right", ylabel="problems", title="Your policy: problems differ")
+axes[2].plot(sizes, [silent_share(G) for G in sizes], color=BLUE, marker="o", label="counted")
+from_mean = [100 * (share**G + (1 - share) ** G) for G in sizes]
+axes[2].plot(sizes, from_mean, color=PURPLE, linestyle=":", label="formula, at the mean")
+axes[2].set_xscale("log", base=2)
+axes[2].set_xticks(sizes, sizes)
+axes[2].set(xlabel="group size G", ylabel="silent groups, %", ylim=(0, 100), title="Your policy")
 for ax in axes:
     ax.legend()
 plt.show()
-counted = silent_share(GROUP)
-silent_bet.result(counted)
-curve = each.mean(0)
+counted, curve = silent_share(GROUP), signal["groups_without_signal"].mean(0)
+silent_bet.result(signal["groups_without_signal"][:, AT].tolist())
 
 # %% [markdown]
-# {{ counted:.0f }}%, where the formula at the mean gives {{ from_mean[sizes.index(GROUP)]:.0f }}%. {{ assert counted >
-# 5 + from_mean[sizes.index(GROUP)] }} The formula is right for **one** problem. But problems differ: groups of very
-# hard or very easy ones are nearly always unanimous, and the problems in between can't make up for it. So your accuracy
-# doesn't tell you how many groups teach something; the spread of the problems does. Exercise 3 takes this to its limit.
+# {{ curve[AT]:.0f }}%, and {{ counted:.0f }}% for your policy. {{ assert counted > 5 + from_mean[sizes.index(GROUP)]
+# and signal["groups_without_signal"][:, AT].min() > 5 + at_mean }} The formula is right for **one** problem. But
+# problems differ: groups of very hard or very easy ones are nearly always unanimous, and the problems in between can't
+# make up for it. So your accuracy doesn't tell you how many groups teach something; the spread of the problems does.
+# Exercise 3 takes this to its limit.
 #
-# On the right, {{ len(record["results"]) }} seeds with {{ make_config().num_prompts }} prompts per step. The silent
-# share starts at {{ curve[0]:.0f }}%, falls to {{ curve.min():.0f }}% as hard problems come within reach, and rises
-# again as more and more are always solved. {{ assert curve.argmin() not in (0, len(curve) - 1) }}
+# On the left, the silent share starts at {{ curve[0]:.0f }}%, falls to {{ curve.min():.0f }}% as hard problems come
+# within reach, and rises again as more and more are always solved. {{ assert curve.argmin() not in (0, len(curve) - 1)
+# }}
 #
 # **Dynamic sampling** (DAPO, Yu et al. 2025) throws silent groups away and samples other prompts until the batch is
 # full. So every step learns from a full batch, at the price of more samples. Is it worth that? Below are runs with and
@@ -631,8 +654,8 @@ def final_of(name: str) -> list[float]:
 #
 # ## 7 · GRPO against RLOO
 #
-# Lesson 01 compared plain REINFORCE, batch mean and RLOO at the default setting and could not tell them apart. GRPO
-# doesn't stand out at the end either: after {{ load_curve("grpo")["setup"]["steps"] }} steps its {{
+# At the default setting, lesson 01 couldn't tell plain REINFORCE, the batch mean and RLOO apart. GRPO doesn't stand out
+# at the end either: after {{ load_curve("grpo")["setup"]["steps"] }} steps its {{
 # len(load_curve("grpo")["results"]) }} seeds are at {{ final_of("grpo")[0]:.1f }} to {{ final_of("grpo")[-1]:.1f }}%,
 # those of RLOO at {{ final_of("rloo")[0]:.1f }} to {{ final_of("rloo")[-1]:.1f }}%. {{ assert final_of("grpo")[0] <
 # final_of("rloo")[-1] and final_of("rloo")[0] < final_of("grpo")[-1] }} Does it get there sooner, or by another way?
