@@ -464,8 +464,8 @@ plt.show()
 # %% tags=["hide-input"]
 # @title Your bet
 weight_bet = bet(
-    "Groups of eight, divided by their deviation. How many times as much does the hardest problem count as one that is "
-    "solved half of the time?",
+    "Groups of eight, divided by their deviation. How many times as much does a problem that is hardly ever solved "
+    "count as one that is solved half of the time?",
     (3.0, 0.0, 10.0, 0.1),
 )
 
