@@ -51,8 +51,8 @@ print("problems asked below:", pick(smoke=80, full=1000))
 # %% [markdown]
 # ## 1 · Your machine
 #
-# `rlcourse doctor`, typed in a terminal, prints what is installed and what is missing. Here are the same facts as
-# tables: first the machine, then each check. Only what is marked *required* is needed for the course on a CPU.
+# `rlcourse doctor`, typed in a terminal, prints what is installed and what is missing. Here are the same facts. Only
+# what is marked *required* is needed for the course on a CPU.
 
 # %% tags=["hide-input"]
 # @title Table: this machine
@@ -78,21 +78,6 @@ for check in facts["checks"]:
     lines.append(f"| {mark} | {check['name']} | {need} | {check['detail']} | {mend} |")
 display(Markdown("\n".join(lines)))
 assert all(check["ok"] for check in facts["checks"] if check["required"]), "run the commands of the last column"
-
-# %% [markdown]
-# A *preset* is a named set of training settings. `laptop` trains the model that ships on the task that ships. `a10g`
-# and `h200` train Qwen2.5-0.5B-Instruct on GSM8K: lesson 05 uses settings like theirs. {{ assert
-# {make_config(name).model for name in ("a10g", "h200")} == {"Qwen/Qwen2.5-0.5B-Instruct"} }} `kernels` and
-# `kernelbench` belong to lesson 14; no lesson uses `deepmath`.
-
-# %% tags=["hide-input"]
-# @title Table: presets
-lines = ["| preset | runs on | needs at most | fits here |", "| --- | --- | --- | --- |"]
-for row in facts["presets"]:
-    needs = "unknown" if row["needs_bytes"] is None else format_bytes(row["needs_bytes"])
-    fits = {True: "yes", False: "no", None: "unknown"}[row["fits"]]
-    lines.append(f"| {row['preset']} | {row['device']} | {needs} | {fits} |")
-display(Markdown("\n".join(lines)))
 
 # %% [markdown]
 # ## 2 · The map
@@ -360,10 +345,11 @@ for answer in sixteen:
 # fmean(len(policy.tokenizer(a.text)["input_ids"]) for a in sixteen):.0f }} tokens on average, and one slip usually
 # spoils the rest. Greedy answers hardly ever show it.
 #
-# So a sample can go wrong in three ways, and its text tells which. It isn't **clean**: one of its lines is garbage, or
-# it never ends. It makes the wrong **choice**: it's clean, and guesses. (Or it works and ends in words that the strict
-# reading rejects, but hardly any clean sample does.) Or its **arithmetic** is wrong: it's clean, it works, and a number
-# is off. (A wrong plan counts as wrong arithmetic here.)
+# So a sample can go wrong in three ways, and its text tells which:
+#
+# - it isn't **clean**: one of its lines is garbage, or it never ends;
+# - it's clean and makes the wrong **choice**: it guesses;
+# - it's clean, it works, and its **arithmetic** is wrong: a number is off. (A wrong plan counts here, too.)
 
 # %%
 from rlcourse.course.lessons.gain import count
@@ -374,53 +360,64 @@ for answer in sixteen[:8]:
     print(f"{kind_of_sample(answer):8}", "✓" if answer.strict else "✗", answer.text.replace("\n", " ⏎ "))
 
 # %% [markdown]
-# Now count these over all {{ len(flat) }} samples. A sample is right if it passes all three, one after the other, so
-# the shares multiply:
-#
-# $$P(\text{right}) = P(\text{clean}) \cdot P(\text{works} \mid \text{clean}) \cdot P(\text{right} \mid \text{works})
-#   + \text{luck} ,$$
-#
-# where luck is what guesses and garbage get right anyway. **Look for** the factors that depend on the level.
+# Now count these over all {{ len(flat) }} samples. On the left is the picture from section 5 again, for samples. **Look
+# for** how little is left for green, and on the right for why there's hope.
 
-# %%
+# %% tags=["hide-input"]
+# @title Figure: kinds of samples, and working pays
+SORTS = {
+    "works, right": (GREEN, lambda a: kind_of_sample(a) == "worked" and a.strict),
+    "clean, a guess": (ORANGE, lambda a: kind_of_sample(a) in ("guess", "words")),  # hardly any clean one ends in words
+    "works, wrong arithmetic": (VERMILION, lambda a: kind_of_sample(a) == "worked" and not a.strict),
+    "garbage": (BLACK, lambda a: kind_of_sample(a) == "garbage"),
+}
+fig, axes = plt.subplots(1, 2, figsize=(11, 3.6), width_ratios=(3, 2), layout="constrained")
+accuracy = {}
+for level in (1, 2, 3, 4):
+    here, left = [a for a in flat if a.problem.level == level], 0.0
+    for name, (color, belongs) in SORTS.items():
+        part = 100 * fmean(map(belongs, here))
+        axes[0].barh(f"level {level}", part, left=left, color=color, label=name if level == 1 else None)
+        if part >= 6:
+            axes[0].text(left + part / 2, level - 1, f"{part:.0f}", ha="center", va="center", color="white")
+        left += part
+    for name, kinds in (("guess", ("guess",)), ("work, and are clean", ("worked",))):
+        chosen = [a.strict for a in here if kind_of_sample(a) in kinds]
+        accuracy[name, level] = sum(chosen) / max(1, len(chosen))
+axes[0].invert_yaxis()
+axes[0].set(xlim=(0, 100), xlabel="share of samples, %", title=f"{len(flat)} samples at temperature 1")
+for offset, (name, color, hatch) in enumerate((("guess", ORANGE, "//"), ("work, and are clean", BLUE, ""))):
+    heights = [100 * accuracy[name, level] for level in (1, 2, 3, 4)]
+    places = [level + (offset - 0.5) * 0.38 for level in (1, 2, 3, 4)]
+    style = {"color": color, "hatch": hatch, "edgecolor": "white", "label": f"samples that {name}"}
+    axes[1].bar_label(axes[1].bar(places, heights, width=0.36, **style), fmt="%.0f", padding=2, fontsize=9)
+axes[1].set_xticks((1, 2, 3, 4), [f"level {level}" for level in (1, 2, 3, 4)])
+axes[1].set(ylabel="right, %", title="Working pays", ylim=(0, 110))
+axes[1].legend()
+fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=4, fontsize=9)
+plt.show()
 garbage_right = fmean(a.strict for a in flat if kind_of_sample(a) == "garbage")
 greedy_garbage = fmean(kind_of_sample(a) == "garbage" for a in greedy)
 worked_right = fmean(a.strict for a in flat if kind_of_sample(a) == "worked")
 levels = factors_by_level(count(flat))
 clean_at, choice_at, right_at = zip(*(found.factors for found in levels), strict=True)
-for level, found in enumerate(levels, start=1):
-    clean, choice, arithmetic = found.factors
-    product = f"{clean:.2f} x {choice:.2f} x {arithmetic:.2f} + luck {found.luck:.3f}"
-    print(f"level {level}: clean x choice x arithmetic = {product} = {found.accuracy:.3f}")
-
-# %% tags=["hide-input"]
-# @title Figure: working pays
-accuracy = {}
-for level in (1, 2, 3, 4):
-    for name, kinds in (("guess", ("guess",)), ("work, and are clean", ("worked",))):
-        chosen = [a.strict for a in flat if a.problem.level == level and kind_of_sample(a) in kinds]
-        accuracy[name, level] = sum(chosen) / max(1, len(chosen))
-fig, ax = plt.subplots(figsize=(7, 3.2))
-for offset, (name, color, hatch) in enumerate((("guess", ORANGE, "//"), ("work, and are clean", BLUE, ""))):
-    heights = [100 * accuracy[name, level] for level in (1, 2, 3, 4)]
-    places = [level + (offset - 0.5) * 0.38 for level in (1, 2, 3, 4)]
-    bars = ax.bar(
-        places, heights, width=0.36, color=color, hatch=hatch, edgecolor="white", label=f"samples that {name}"
-    )
-    ax.bar_label(bars, fmt="%.0f", padding=2, fontsize=9)
-ax.set_xticks((1, 2, 3, 4), [f"level {level}" for level in (1, 2, 3, 4)])
-ax.set(ylabel="right, %", title=f"Working pays: {len(flat)} samples at temperature 1")
-ax.margins(y=0.12)
-ax.legend()
-plt.show()
 
 # %% [markdown]
-# Garbage is about as frequent at every level; choice and arithmetic are far worse at level 4 than at level 1. {{ assert
-# max(clean_at) - min(clean_at) < 0.15 and choice_at[0] > 2 * choice_at[3] and right_at[0] > 2 * right_at[3] }} {{
-# assert sum(kind_of_sample(a) == "words" for a in flat) < 0.01 * len(flat) }} And here is the fact on which the course
-# rests: **working pays**. {{ assert all(accuracy["work, and are clean", l] > accuracy["guess", l] for l in (1, 2, 3))
-# }} Nobody told the model so. But reward right answers, and you make working likelier and garbage rarer, although the
-# reward mentions neither.
+# Here is the fact on which the course rests: **working pays**. {{ assert all(accuracy["work, and are clean", l] >
+# accuracy["guess", l] for l in (1, 2, 3)) }} Nobody told the model so. But reward right answers, and you make working
+# likelier and garbage rarer, although the reward mentions neither.
+#
+# A sample is right if it passes all three tests, one after the other, so the shares multiply:
+#
+# $$P(\text{right}) = P(\text{clean}) \cdot P(\text{works} \mid \text{clean}) \cdot P(\text{right} \mid \text{works})
+#   + \text{luck} ,$$
+#
+# where luck is what guesses and garbage get right anyway. At level 1 that's {{ levels[0].factors[0]:.2f }} × {{
+# levels[0].factors[1]:.2f }} × {{ levels[0].factors[2]:.2f }} + {{ levels[0].luck:.2f }} = {{ levels[0].accuracy:.2f
+# }}, at level 4 {{ levels[3].factors[0]:.2f }} × {{ levels[3].factors[1]:.2f }} × {{ levels[3].factors[2]:.2f }} + {{
+# levels[3].luck:.2f }} = {{ levels[3].accuracy:.2f }}: garbage is about as frequent, choice and arithmetic are far
+# worse. {{ assert max(clean_at) - min(clean_at) < 0.15 and choice_at[0] > 2 * choice_at[3] and right_at[0] > 2 *
+# right_at[3] and sum(kind_of_sample(a) == "words" for a in flat) < 0.01 * len(flat) }}
 #
 # ## 7 · pass@k: what is within reach
 #
@@ -497,19 +494,14 @@ ax.set_xticks([1, 2, 4, 8, 16], [1, 2, 4, 8, 16])
 ax.set(xlabel="k, samples of a problem", ylabel="pass@k, %", ylim=(0, 100), title="At least one of k samples is right")
 ax.legend()
 plt.show()
+right_at_4 = [a for a in flat if a.strict and a.problem.level == 4]
+lucky = [a for a in right_at_4 if not calculations(a.text)]
 
 # %% [markdown]
 # Read it with care: a lucky guess counts, too. No right answer is above {{ max(int(p.gold) for p in test) }}, so one of
-# sixteen guesses hits it now and then. Below, how many of the right samples contain working. **Look for** the level at
-# which luck counts most.
-
-# %%
-for level in (1, 2, 3, 4):
-    right = [a for a in flat if a.strict and a.problem.level == level]
-    worked = sum(bool(calculations(a.text)) for a in right)
-    print(f"level {level}: {len(right):4} right samples, {worked} of them with working")
-
-# %% [markdown]
+# sixteen guesses hits it now and then. At level 4, {{ len(lucky) }} of the {{ len(right_at_4) }} right samples contain
+# no working at all.
+#
 # ## 8 · Half a training step
 #
 # The first half of the map again, as code: two problems, four answers to each, a reward per answer, and how much better
@@ -532,8 +524,8 @@ print("advantages", advantage.tolist())
 # %% [markdown]
 # ## 9 · What RL changes
 #
-# Now the loop for real: `rlcourse.train.train` with the settings of the preset `laptop`. This is **one run with one
-# seed**: an illustration.
+# Now the loop for real: `rlcourse.train.train` with the *preset* `laptop`, a named set of settings for this model and
+# this task. This is **one run with one seed**: an illustration.
 
 # %%
 from rlcourse.checkpoint import latest_checkpoint
@@ -585,11 +577,10 @@ without = bet(
 )
 
 # %% [markdown]
-# The answer is on record: longer runs with the same settings and three seeds. At several steps the model answered all
-# validation problems at temperature 1, and every answer was sorted as above. Left, the three factors along training.
-# Right, what each has contributed by then. Since they multiply, what one contributes depends on the others. So we take
-# its mean over the six orders in which three things can change (the *Shapley value*), level by level. Together with
-# luck, the parts add up to the gain exactly. **Look for** which comes first.
+# The answer is on record: longer runs with the same settings and three seeds, in which every sample was sorted as
+# above. Left, the three factors along training. Right, what each has contributed by then. Since they multiply, that
+# depends on which of them changes first. So it's the mean over the six orders in which three things can change (the
+# *Shapley value*). Together with luck, the parts add up to the gain exactly. **Look for** which comes first.
 
 # %% tags=["hide-input"]
 # @title Figure: where the gain comes from
@@ -627,7 +618,7 @@ at_20 = {name: fmean(100 * factors(seed[steps.index(20)][1])[name] for seed in s
 most.result(PARTS[max(FACTORS, key=lambda name: told[name]["points"])])
 
 # %% tags=["hide-input"]
-# @title Table: one alone, and all but one
+# @title Table: what each contributes, and the other two without it
 ends = [(seed[0][1], seed[-1][1]) for seed in seeds]
 
 
@@ -637,15 +628,15 @@ def work_alone(taken) -> float:
 
 
 without.result(work_alone(["clean", "arithmetic"]))
-lines = ["| | before | after | contributes | alone, without luck | the other two alone |", "| --- " * 6 + "|"]
+lines = ["| | before | after | contributes | right if only the other two had changed |", "| --- " * 5 + "|"]
 for name in styles:
     f, others = told[name], [n for n in FACTORS if n != name]
-    cells = f"{f['before']:.0%} | {f['after']:.0%} | {f['points']:.1f}"
-    lines.append(f"| {name} | {cells} points | {work_alone([name]):.1f}% right | {work_alone(others):.1f}% |")
-lines.append(f"| luck | | | {told['luck']['points']:.1f} points | | |")
+    cells = f"{f['before']:.0%} | {f['after']:.0%} | {f['points']:.0f} points"
+    lines.append(f"| {name} | {cells} | {work_alone(others):.0f}% |")
+lines.append(f"| luck | | | {told['luck']['points']:.0f} points | |")
 total = told["accuracy"]
-cells = f"{total['before']:.1%} | {total['after']:.1%} | {total['points']:.1f}"
-lines.append(f"| **samples that are right** | {cells} points | {work_alone(()):.1f}% right at the start | |")
+cells = f"{total['before']:.0%} | {total['after']:.0%} | {total['points']:.0f} points"
+lines.append(f"| **samples that are right** | {cells} | |")
 display(Markdown("\n".join(lines)))
 
 # %% [markdown]
@@ -656,22 +647,20 @@ display(Markdown("\n".join(lines)))
 #    assert 55 < told["accuracy"]["points"] < 65 }} At step 20, {{ at_20["choice"]:.0f }}% of clean answers work
 #    already. {{ assert at_20["choice"] > 85 > at_20["clean"] }}
 # 2. **Garbage** becomes rarer, more slowly: from {{ 100 * (1 - told["clean"]["before"]):.0f }} to {{ 100 * (1 -
-#    told["clean"]["after"]):.0f }}% of the samples, which contributes {{ told["clean"]["points"]:.0f }} points. In
-#    section 6, a sample with garbage in it was right {{ 100 * garbage_right:.0f }}% of the time, and a clean one that
-#    works {{ 100 * worked_right:.0f }}%, so improbable tokens become less probable still. {{ assert garbage_right <
-#    worked_right / 3 }} Later lessons show it as a falling entropy.
-# 3. **Arithmetic** improves as well, which contributes {{ told["arithmetic"]["points"]:.0f }} points. Its line on the
-#    left understates that: at first more than half of the worked answers are to level 1, while at the end the model
-#    works about equally often at every level. {{ assert all(b["1"]["worked"] > b["2"]["worked"] + b["3"]["worked"] +
+#    told["clean"]["after"]):.0f }}% of the samples, {{ told["clean"]["points"]:.0f }} points. In section 6, a sample
+#    with garbage in it was right {{ 100 * garbage_right:.0f }}% of the time, so improbable tokens become less probable
+#    still. {{ assert garbage_right < worked_right / 3 }} Later lessons show it as a falling entropy.
+# 3. **Arithmetic** improves as well, {{ told["arithmetic"]["points"]:.0f }} points. Its line on the left understates
+#    that, since the model begins to work on hard problems, too. {{ assert all(b["1"]["worked"] > b["2"]["worked"] +
+# b["3"]["worked"] +
 #    b["4"]["worked"] and a["4"]["worked"] > 0.7 * a["1"]["worked"] for b, a in ends) }} At level 4 alone it rises from
 #    {{ 100 * fmean(factors_by_level(b)[3].factors[2] for b, _ in ends):.0f }} to {{ 100 *
 #    fmean(factors_by_level(a)[3].factors[2] for _, a in ends):.0f }}%.
 #
-# And they need each other. Luck aside, choice alone would have raised the share of right samples from {{
-# work_alone(()):.1f }} to {{ work_alone(["choice"]):.1f }}%, and everything else without it to {{ work_alone(["clean",
-# "arithmetic"]):.1f }}%. Greedy answers have hardly any garbage to lose, {{ 100 * greedy_garbage:.1f }}% before
-# training, {{ assert greedy_garbage < 0.05 }} so they show mostly the first part. That's why the picture above looked
-# like a story about choice.
+# And they need each other. Luck aside, choice alone would have raised the share of right samples only from {{
+# work_alone(()):.0f }} to {{ work_alone(["choice"]):.0f }}%. Greedy answers have hardly any garbage to lose, {{ 100 *
+# greedy_garbage:.1f }}% before training, {{ assert greedy_garbage < 0.05 }} so they show mostly the first part. That's
+# why the picture above looked like a story about choice.
 #
 # ### New skill, or better picking?
 #
