@@ -52,8 +52,7 @@ PROMPTS, GROUP, LIMIT, task = loop.PROMPTS, loop.GROUP, loop.LIMIT, loop.task
 #
 # Here's your loop as it is after lesson 04: the reward minus the mean of its group, a clipped sum over a constant. One
 # more function is replaced. Your `roll_out` samples prompt by prompt; the package's engine draws from the same
-# distribution for all prompts at once, and faster. (It also draws a permutation and throws it away: the package
-# shuffles its rows at that point, and both should draw the same random numbers.)
+# distribution for all prompts at once, and faster.
 
 
 # %%
@@ -67,7 +66,7 @@ def with_engine(policy, problems):
     """What `roll_out` does, by the package's engine."""
     engine = make_engine(policy, "fast", torch.float32)
     rollout = engine.generate(policy.prompts([p.question for p in problems]), GROUP, LIMIT, Sampling())
-    torch.randperm(len(rollout.ids))
+    torch.randperm(len(rollout.ids))  # the package shuffles its rows here: both should draw the same random numbers
     return rollout
 
 
@@ -79,9 +78,9 @@ loop.weigh, loop.loss, loop.roll_out = centered, changes.dr_grpo, with_engine
 
 
 # %%
-def with_package(steps: int, reward_function=answer_rewards, policy=None):
+def with_package(steps: int, reward_function=answer_rewards, policy=None, seed: int = 0):
     """Train the embedded model. Returns the policy, what each step measured, and the answers of the last step."""
-    config = make_config("laptop", num_prompts=PROMPTS, device="cpu")
+    config = make_config("laptop", num_prompts=PROMPTS, device="cpu", seed=seed)
     torch.manual_seed(config.seed)
     policy = policy or load_policy("embedded")
     engine = make_engine(policy, config.engine, torch.float32)
@@ -141,9 +140,8 @@ assert all(words in body for words in MARKS)
 
 # %% [markdown]
 # The lines without a name measure (`means.add`), save memory (a micro-batch has as many rows as fit into a number of
-# tokens; their gradients add up), or are switched off here. `collect` is in
-# `rlcourse/collect.py`, `make_batch` in `rlcourse/learner.py`, the losses in `rlcourse/losses.py`. The `for` around it
-# is `TrainingLoop` in `rlcourse/train.py`, with evaluation, checkpoints and Ctrl-C. From here on we use the package's.
+# tokens; their gradients add up), or are switched off here. `collect` is in `rlcourse/collect.py`, `make_batch` in
+# `rlcourse/learner.py`, the losses in `rlcourse/losses.py`, the `for` around it all in `rlcourse/train.py`.
 #
 # ## 2 · Paid for sound work
 #
@@ -190,6 +188,7 @@ hole = bet(
 
 # %%
 farmed_policy, farmed, answers = with_package(RUN, sound)
+again_farmed = [with_package(RUN, sound, seed=seed)[1] for seed in pick((1,), (1, 2))]  # the same with other seeds
 
 # %% tags=["hide-input"]
 # @title Figure: what is paid, and what you want
@@ -202,25 +201,27 @@ def greedy_points(log) -> tuple[list[int], list[float]]:
 
 
 fig, axes = plt.subplots(1, 2, figsize=(10, 3), layout="constrained", sharey=True)
-axes[0].plot(range(RUN), [100 * m["reward"] for m in farmed], color=ORANGE)
-axes[1].plot(*greedy_points(farmed), color=BLUE, marker="o")
+for log, width in ((farmed, 2), *((log, 0.8) for log in again_farmed)):
+    axes[0].plot(range(RUN), [100 * m["reward"] for m in log], color=ORANGE, linewidth=width)
+    axes[1].plot(*greedy_points(log), color=BLUE, marker="o", markersize=2 * width, linewidth=width)
 hole.line(axes[1])
-axes[0].set(title="the reward, mean of a step", xlabel="training step", ylabel="%", ylim=(-2, 102))
+axes[0].set(title="the reward, mean of a step (thin: other seeds)", xlabel="training step", ylabel="%", ylim=(-2, 102))
 axes[1].set(title="greedy accuracy on validation problems", xlabel="training step")
 for ax in axes:
     ax.grid()
 axes[1].legend()
 plt.show()
-fell = greedy_points(farmed)[1][-1]
+fell = [greedy_points(log)[1][-1] for log in (farmed, *again_farmed)]
 hole.result(fell)
 for answer in answers[:: len(answers) // 4]:
     print(f"gold {answer.problem.gold:>3s}   {answer.text!r}")
 
 # %% [markdown]
-# The reward climbs to its maximum, and greedy accuracy falls from {{ start:.0f }} to {{ fell:.1f }}%. {{ assert fell <
-# start / 4 }} The verifier has a hole, and the answers show it. Where there's no calculation, none is wrong: `all([])`
-# is `True`. So a guess is paid like a proof, and it's shorter and safer. The policy didn't look for a bug. Guesses were
-# among its samples from the start, they earned more often than work, and so they became more probable.
+# The reward climbs to its maximum, and greedy accuracy falls from {{ start:.0f }} to {{ fell[0]:.1f }}%, and no higher
+# than {{ max(fell):.1f }}% with two other seeds. {{ assert max(fell) < start / 4 }} The verifier has a hole, and the
+# answers show it. Where there's no calculation, none is wrong: `all([])` is `True`. So a guess is paid like a proof,
+# and it's shorter and safer. The policy didn't look for a bug. Guesses were among its samples from the start, they
+# earned more often than work, and so they became more probable.
 #
 # The curve on the left is all you see if the verifier is your only judge. Keep a second judge that can't be fooled in
 # the same way, and read samples. Whatever you pay for, `train_step` also reports `accuracy` by the task's own verifier.

@@ -1,7 +1,8 @@
-"""Lesson 02, PPO with one safeguard removed: `python -m tools.lessons.lesson02 [VARIANTS...]`.
+"""Lesson 02, the loop and PPO with one safeguard removed: `python -m tools.lessons.lesson02 [VARIANTS...]`.
 
 Every rollout serves eight optimizer steps, so that safeguards have something to guard against; variants called `fast`
-have twice the learning rate. Writes the record `lesson02_<variant>` of each. A seed takes one minute on one CPU core.
+have twice the learning rate, those called `loop` are of the reader's loop. Writes the record `lesson02_<variant>` of
+each. A seed takes one minute on one CPU core.
 """
 
 import sys
@@ -13,6 +14,7 @@ import torch
 
 from rlcourse.collect import Completions
 from rlcourse.config import make_config
+from rlcourse.course import changes, loop
 from rlcourse.course.lessons.experiment import Experiment
 from rlcourse.learner import Learner
 from tools.lessons.recording import measured, record_seeds
@@ -41,6 +43,8 @@ CONSTANTS = {  # of the package, while a variant runs
 }
 FAST = {"lr": 8e-5}  # twice the default
 VARIANTS = REMOVED | {f"fast_{name}": FAST | REMOVED[name] for name in ("all", "no_clip")}
+LOOP: dict[str, Any] = {"steps": 10, "updates": 8, "every": 2, "problems": 200}  # as the lesson runs it, seed 0
+LOSSES = {"loop_log_prob": loop.loss, "loop_clip": changes.clipped}
 KEPT = ("reward", "accuracy", "length", "truncated", "entropy", "kl", "clip_fraction", "value_loss", "grad_norm")
 EVAL_EVERY, EVAL_PROBLEMS = 4, 150  # steps between evaluations; validation problems in each
 
@@ -70,12 +74,23 @@ def run(variant: str, seed: int, **overrides) -> dict[str, Any]:
         )
 
 
+def loop_run(variant: str, seed: int, **overrides) -> dict[str, Any]:
+    """Train the loop with one seed: evaluations."""
+    with mock.patch.object(loop, "loss", LOSSES[variant]):
+        _, log = loop.train(seed=seed, **LOOP | overrides)
+    known = [row for row in log if row["accuracy"] is not None]
+    return {"evals": [{"step": row["step"], "accuracy": row["accuracy"]} for row in known]}
+
+
 def record(variant: str) -> None:
     """Train with every seed and write the variant's record."""
+    if variant in LOSSES:
+        record_seeds(f"lesson02_{variant}", [variant], LOOP, (1, 2, 3, 4), lambda seed: loop_run(variant, seed))
+        return
     setup = SETTING | VARIANTS[variant]
     record_seeds(f"lesson02_{variant}", [variant], setup, SEEDS, lambda seed: run(variant, seed))
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or VARIANTS:
+    for name in sys.argv[1:] or [*VARIANTS, *LOSSES]:
         record(name)
