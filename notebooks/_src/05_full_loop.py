@@ -357,7 +357,15 @@ plt.show()
 print(f"recorded on {healthy['device']}, {healthy['date']}, with `python -m tools.lessons.lesson05`")
 
 # %% tags=["hide-input"]
+# @title Your bet
+patient_bet = bet(
+    f"Which of the four may write no more than {load_curve('lesson05_truncation')['setup']['max_new_tokens']} tokens?",
+    list(PATIENTS),
+)
+
+# %% tags=["hide-input"]
 # @title Table: what they ended with
+patient_bet.result(next(letter for letter, name in PATIENTS.items() if name == "truncation"))
 lines = [
     "| run | changed | reward, last five steps | greedy accuracy on test problems, before | after |",
     "| --- | --- | --- | --- | --- |",
