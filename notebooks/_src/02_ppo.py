@@ -444,10 +444,10 @@ gap = [a - b for a, b in zip(medians[1], medians[0], strict=True)]
 # medians[0][0]:.2f }}: some problems are easier than others. In the first fifth they part: how an answer begins tells
 # more than the problem does. From there on they drift apart slowly, to {{ medians[1][-1]:.2f }} and {{
 # medians[0][-1]:.2f }} when the whole sum is on the page. {{ assert 0 < gap[0] < 0.08 and gap[1] > gap[0] + 0.08 and
-# gap[1] < gap[-1] < gap[1] + 0.16 }} The critic has learned what a promising answer looks like, but it doesn't check
-# the sum: in the middle, a wrong line of working looks about as promising as the right one on the left. {{ assert
-# abs(shown[1].mean() - shown[0].mean()) < 0.1 }} **A critic is a learned guess**, and what follows is about how far to
-# trust one.
+# gap[1] < gap[-1] < gap[1] + 0.16 }} The critic has learned what a promising answer looks like;
+# nothing here suggests that it checks the work. The wrong answer in the middle looks about as promising as the right
+# one on the left. {{ assert abs(shown[1].mean() - shown[0].mean()) < 0.1 }} **A critic is a learned guess**, and what
+# follows is about how far to trust one.
 #
 # ## 5 · How far to trust the critic: GAE
 #
