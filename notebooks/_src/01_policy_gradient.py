@@ -181,11 +181,19 @@ def recorded(name: str, step: int = 30) -> list[float]:
     return sorted(100 * seed[step] for seed in evals)
 
 
+def draw_recorded(ax, name: str, color: str) -> None:
+    """Thin lines: greedy accuracy of the recorded seeds, up to step 30."""
+    for seed in load_curve(f"lesson01_{name}")["results"]:
+        points = [(e["step"], 100 * e["accuracy"]) for e in seed["evals"] if e["step"] <= 30]
+        ax.plot(*zip(*points, strict=True), color=color, linewidth=0.8, alpha=0.5)
+
+
 fig, ax = plt.subplots()
 ax.plot([r["step"] for r in built], [100 * r["reward"] for r in built], color=SKY, label="samples of the step")
 draw_runs(ax, {"greedy, on validation problems": (built, BLUE, "o")})
+draw_recorded(ax, "rloo_plus", BLUE)
 first_bet.line(ax)
-ax.set_title("Five functions, one run")
+ax.set_title("Five functions, one run (thin: recorded seeds)")
 ax.legend()
 plt.show()
 reached = validation(built)[1][-1]
@@ -238,8 +246,9 @@ runs = {
     "rewards 5 and 6": (shifted, VERMILION, "s"),
 }
 draw_runs(ax, runs)
+draw_recorded(ax, "reinforce_plus_5", VERMILION)
 second_bet.line(ax)
-ax.set_title("The same seed, with a baseline and without")
+ax.set_title("With a baseline and without (thin: recorded seeds)")
 ax.legend(loc="lower left")
 plt.show()
 before, after = validation(shifted)[1][0], validation(shifted)[1][-1]
@@ -247,12 +256,12 @@ second_bet.result([after, *recorded("reinforce_plus_5")])
 
 # %% [markdown]
 # {{ assert after < reached - 20 and validation(plain)[1][-1] > after + 20 }} Without a baseline, rewards 0 and 1 do
-# well. Add 5, and the run ends at {{ after:.3g }}%. A single run proves little, so here are five recorded seeds at step
-# 30: {{ recorded("reinforce")[0]:.0f }} to {{ recorded("reinforce")[-1]:.0f }}% with rewards 0 and 1, and {{ ",
-# ".join(f"{value:.0f}" for value in recorded("reinforce_plus_5")) }}% with 5 and 6. {{ assert sum(value < 37 for value
-# in recorded("reinforce_plus_5")) == 4 }} Four of five end below the model they started from. Yet the code is right,
-# and so is the mathematics: **in expectation**, both judges give the same gradient. To see what went wrong, ask what
-# the loop estimates.
+# well. Add 5, and the run ends at {{ after:.3g }}%. A single run proves little, so look at the five thin lines: they
+# end between {{ recorded("reinforce_plus_5")[0]:.0f }} and {{ recorded("reinforce_plus_5")[-1]:.0f }}%, four of them
+# below the model they started from. {{ assert sum(value < 37 for value in recorded("reinforce_plus_5")) == 4 }} (With
+# rewards 0 and 1 the recorded seeds end at {{ recorded("reinforce")[0]:.0f }} to {{ recorded("reinforce")[-1]:.0f }}%.)
+# Yet the code is right, and so is the mathematics: **in expectation**, both judges give the same gradient. To see what
+# went wrong, ask what the loop estimates.
 #
 # ## 4 · What the loop estimates
 #
