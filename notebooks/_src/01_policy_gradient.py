@@ -249,7 +249,7 @@ draw_runs(ax, runs)
 draw_recorded(ax, "reinforce_plus_5", VERMILION)
 second_bet.line(ax)
 ax.set_title("With a baseline and without (thin: recorded seeds)")
-ax.legend(loc="lower left")
+ax.legend(loc="upper left")
 plt.show()
 before, after = validation(shifted)[1][0], validation(shifted)[1][-1]
 second_bet.result([after, *recorded("reinforce_plus_5")])
