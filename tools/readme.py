@@ -120,7 +120,7 @@ def gap_markdown() -> str:
     """One line a way to train: test accuracy and share of clipped tokens, mean and least to most over the seeds, and
     the mean gap, where one is known."""
     record = load_record("gap", "nvidia-h200")
-    lines = ["| trained with, numbers | seeds | accuracy after | its mean | clipped tokens | their mean | gap, nats |"]
+    lines = ["| trained with | seeds | accuracy after | its mean | clipped tokens | their mean | gap, nats |"]
     lines.append("| --- | --- | --- | --- | --- | --- | --- |")
     for variant in dict.fromkeys(row["variant"] for row in record["results"]):
         runs = [row for row in record["results"] if row["variant"] == variant]

@@ -636,7 +636,7 @@ recorded = {row["variant"]: row for row in load_record("mismatch", "NVIDIA H200"
 # %% tags=["hide-input"]
 # @title Figure: bitwise-equal log-probs, their mismatch and their price
 exact = load_record("exact", "NVIDIA H200")
-ONE, TWO = "one set of numbers", "two"  # the record's names for bitwise-equal and separate kernels
+EQUAL, APART = "bitwise-equal", "separate"  # kernels of sampler and trainer
 SHAPES = {"embedded": ("embedded model", SKY), "qwen2.5-0.5b": ("Qwen2.5-0.5B's shape", BLUE)}
 of = {(row["shape"], row["rows"], row["variant"]): row for row in exact["results"]}
 counts = sorted({row["rows"] for row in exact["results"]})
@@ -644,33 +644,30 @@ counts = sorted({row["rows"] for row in exact["results"]})
 
 def longer(shape: str, rows: int, what: str = "step_s") -> float:
     """% that bitwise-equal kernels take longer than separate ones."""
-    return 100 * (of[shape, rows, ONE][what] / of[shape, rows, TWO][what] - 1)
+    return 100 * (of[shape, rows, EQUAL][what] / of[shape, rows, APART][what] - 1)
 
 
 fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
 for number, (shape, (label, color)) in enumerate(SHAPES.items()):
     places = [i + 0.36 * (number - 0.5) for i in range(len(counts))]
+    apart, equal = ([of[shape, rows, kind]["mismatch_mean"] for rows in counts] for kind in (APART, EQUAL))
+    left.bar_label(left.bar(places, apart, 0.34, color=color, label=f"{label}, separate"), fmt="%.4f", padding=2)
+    left.plot(places, equal, "D", color=VERMILION, clip_on=False, label="bitwise-equal" if number else None)
     bars = right.bar(places, [longer(shape, rows) for rows in counts], 0.34, color=color, label=label)
-    right.bar_label(bars, fmt="%+.0f%%", padding=2, fontsize=9)
-    for variant, shade in ((TWO, color), (ONE, VERMILION)):
-        places = [i + 0.2 * (2 * number + (variant == ONE) - 1.5) for i in range(len(counts))]
-        found = [of[shape, rows, variant]["mismatch_mean"] for rows in counts]
-        told = f"{label}, separate" if variant == TWO else "bitwise-equal, both models" if number else None
-        bars = left.bar(places, found, 0.19, color=shade, label=told)
-        left.bar_label(bars, [f"{nats:.4f}" if nats else "0" for nats in found], padding=2, fontsize=8, color=shade)
-left.set(title="Mean train–inference mismatch", ylabel="nats", ylim=(0, 0.014))
-right.set(title=f"Time of a training step\n{provenance(exact)}", ylabel="bitwise-equal against separate, %")
-right.set_ylim(-40, 15)
+    right.bar_label(bars, fmt="%+.0f%%", padding=2)
+left.set(title="Mean train–inference mismatch", ylabel="nats", ylim=(0, 0.015))
+right.set(title="A training step with bitwise-equal kernels", ylabel="change of its time, %", ylim=(-35, 5))
 right.axhline(0, color=BLACK, linewidth=0.8)
-for ax in (left, right):
+for ax, corner in ((left, "upper right"), (right, "lower left")):
     ax.set_xticks(range(len(counts)), [f"{rows} rows" for rows in counts])
-    ax.legend(loc="upper right", fontsize=8)
+    ax.legend(loc=corner, fontsize=8)
+fig.suptitle(provenance(exact), fontsize=9)
 plt.show()
 
 # %% [markdown]
 # **With bitwise-equal kernels the mismatch is exactly 0 in every run.** {{ assert len(of) == 12 and
-# all((row["mismatch_max"] == 0) == (row["variant"] == ONE) for row in exact["results"]) }} And the step gets *shorter*.
-# {{ assert all(longer(shape, rows) < -2 for shape in SHAPES for rows in counts) }} Equal bits aren't the reason: the
+# all((row["mismatch_max"] == 0) == (row["variant"] == EQUAL) for row in exact["results"]) }} And the step gets
+# *shorter*. {{ assert all(longer(shape, rows) < -2 for shape in SHAPES for rows in counts) }} Equal bits aren't the reason: the
 # fixed-order trainer also computes each prompt once for its 8 answers and has hardly any padding (lesson 12). With
 # Qwen's shape the rollout, which has neither advantage, takes as long as before. {{ assert
 # max(abs(longer("qwen2.5-0.5b", rows, "rollout_s")) for rows in counts) < 2.5 }}
@@ -728,18 +725,13 @@ fall_bet = bet(
 
 # %% tags=["hide-input"]
 # @title The result
-LOOKS = {  # the record's name for a way of training: what we call it, and its colour
-    "one set": ("bitwise-equal", BLUE),
-    "two, trainer's own ratio": ("separate, recomputed", SKY),
-    "two": ("separate", VERMILION),
-    "two, float16": ("separate, float16", ORANGE),
-}
+COLORS = {EQUAL: BLUE, "separate, recomputed": SKY, APART: VERMILION, "separate, float16": ORANGE}
 right_of, clip_of = {}, {}  # setting: way: % of each seed
 for row in back["results"]:
     algorithm, updates, way = row["variant"].split(", ", 2)
     for table, value in ((right_of, row["accuracy_after"]), (clip_of, row["clip_fraction"])):
         table.setdefault(f"{algorithm}, {updates}", {}).setdefault(way, []).append(100 * value)
-falls = [(sum(ways["one set"]) - sum(ways["two"])) / 3 for ways in right_of.values()]
+falls = [(sum(ways[EQUAL]) - sum(ways[APART])) / 3 for ways in right_of.values()]
 fall = sum(falls) / len(falls)
 seeds_vary = torch.cat([torch.tensor(list(ways.values())).var(1) for ways in right_of.values()]).mean().sqrt().item()
 fall_error = seeds_vary * (2 / 3 / 4) ** 0.5  # of a mean of 4 differences between means of 3 seeds
@@ -753,12 +745,11 @@ fall_bet.result(round(fall, 1))
 fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
 for i, setting in enumerate(right_of):
     for way, found in right_of[setting].items():
-        label, color = LOOKS[way]
-        place = i + 0.2 * ([*LOOKS].index(way) - 1.5)
+        color, place = COLORS[way], i + 0.2 * ([*COLORS].index(way) - 1.5)
         left.plot([place] * len(found), found, "o", color=color, alpha=0.8)
         left.plot([place - 0.08, place + 0.08], [sum(found) / len(found)] * 2, color=BLACK)
         shares = clip_of[setting][way]
-        bar = right.bar(place, sum(shares) / len(shares), 0.19, color=color, label=None if i < 3 else label)
+        bar = right.bar(place, sum(shares) / len(shares), 0.19, color=color, label=None if i < 3 else way)
         right.bar_label(bar, fmt="%.1f" if "dr_grpo" in setting else "%.0f", padding=2, fontsize=8)
 left.set(title="Accuracy: each seed, and the mean of three", ylabel="test problems, % right")
 left.grid(axis="y")
@@ -770,18 +761,18 @@ for ax in (left, right):
 plt.show()
 share = {name: {way: sum(found) / 3 for way, found in ways.items()} for name, ways in clip_of.items()}
 g2, g8, wide = share["gspo, 2 updates"], share["gspo, 8 updates"], share["dr_grpo, 8 updates"]
-first2, first8 = 2 * (g2["two"] - g2["one set"]), 8 * (g8["two"] - g8["one set"])
+first2, first8 = 2 * (g2[APART] - g2[EQUAL]), 8 * (g8[APART] - g8[EQUAL])
 
 # %% [markdown]
 # **Accuracy doesn't show the mismatch.** The difference is {{ fall:.1f }} points, with a standard error of {{
 # fall_error:.1f }}. {{ assert abs(fall) < 2 * fall_error }}
 #
-# **The clip shows it.** GSPO with 2 updates clips {{ g2["one set"]:.0f }}% of the tokens that train if the log-probs
-# are bitwise equal, and {{ g2["two"]:.0f }}% if not. {{ assert abs(g2["one set"] - g2["two, trainer's own ratio"]) < 2
-# and g2["one set"] + 3 < g2["two, float16"] < g2["two"] - 10 }} The first update of a rollout should clip nothing,
+# **The clip shows it.** GSPO with 2 updates clips {{ g2[EQUAL]:.0f }}% of the tokens that train if the log-probs
+# are bitwise equal, and {{ g2[APART]:.0f }}% if not. {{ assert abs(g2[EQUAL] - g2["separate, recomputed"]) < 2
+# and g2[EQUAL] + 3 < g2["separate, float16"] < g2[APART] - 10 }} The first update of a rollout should clip nothing,
 # since nothing has moved yet. There, rounding alone clips about {{ first2:.0f }}% of these tokens, if the second update
 # clips equally in both. {{ assert abs(first2 - first8) < 10 and abs(outside / 2 - first2) < 10 }} Dr. GRPO, with a
-# range of 0.2, doesn't notice. {{ assert all(abs(other - wide["two"]) < 0.05 for other in wide.values()) }}
+# range of 0.2, doesn't notice. {{ assert all(abs(other - wide[APART]) < 0.05 for other in wide.values()) }}
 #
 # So what is bitwise equality good for? **A ratio means what it says**: it's exactly 1 until the policy moves. The
 # sampler's log-probs *are* the old ones, so no pass is needed to compute them. And **a bug has nowhere to hide**: any

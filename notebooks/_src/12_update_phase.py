@@ -77,7 +77,7 @@ exact = load_record("exact", "NVIDIA H200")
 steps = {
     row["rows"]: row
     for row in exact["results"]
-    if row["variant"] == "one set of numbers" and row["shape"] == "qwen2.5-0.5b"
+    if row["variant"] == "bitwise-equal" and row["shape"] == "qwen2.5-0.5b"
 }
 share = {rows: 100 * row["update_s"] / row["step_s"] for rows, row in steps.items()}
 names = [f"{rows} answers" for rows in steps]

@@ -1,4 +1,4 @@
-"""Whether sampler and trainer have the same numbers, and what that costs."""
+"""Whether sampler and trainer compute bitwise-equal log-probs, and what that costs."""
 
 import tempfile
 from pathlib import Path
@@ -18,8 +18,8 @@ def exact(
     shape: str, completions: list[int], new_tokens: int = 256, repeats: int = 5, results: Results | None = None
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Seconds of a training step and the gap between sampling and training log-probs, of random weights of `shape`, and
-    beside Qwen2.5-0.5B's of the embedded model: with one set of numbers, and with transformers' layers, compiled, in
-    the trainer.
+    beside Qwen2.5-0.5B's of the embedded model: with bitwise-equal kernels, and with separate ones, transformers'
+    layers, compiled, in the trainer.
 
     Raises ValueError on a GPU where the two are not known to agree.
     """
@@ -33,19 +33,19 @@ def exact(
             if found != "embedded":
                 write_random_model(found, task, Path(model))
             for count in completions:
-                for variant in ("one set of numbers", "two"):
+                for variant in ("bitwise-equal", "separate"):
                     what = {"variant": variant, "shape": found, "rows": count}
-                    results.measure(what, _step, model, task.name, count, new_tokens, repeats, variant == "two")
+                    results.measure(what, _step, model, task.name, count, new_tokens, repeats, variant == "separate")
                     torch.cuda.empty_cache()
     return results.setup, results.rows
 
 
-def _step(model: str, task: str, count: int, new_tokens: int, repeats: int, two: bool) -> dict[str, Any]:
+def _step(model: str, task: str, count: int, new_tokens: int, repeats: int, separate: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         trainer = step_trainer(model, task, count, new_tokens, folder)
         if not trainer.learner.exact:
             raise ValueError("Sampler and trainer agree only on Hopper in 16 bits: measure `mismatch` instead.")
-        if two:
+        if separate:
             trainer.learner.policy_pass = PlainPass(trainer.policy.model, trainer.config.dtype, trainer.config.compile)
             trainer.engine.exact = False
         return time_steps(trainer, repeats)

@@ -1,4 +1,4 @@
-"""What it changes that sampler and trainer have one set of numbers: training with, and with the old gap put back."""
+"""What bitwise-equal log-probs change: training with them, and with the train-inference mismatch put back."""
 
 import itertools
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ from tools.bench.results import Rows
 
 SEEDS = (0, 1, 2)
 LOSS_SCALE = 2.0**14  # float16 has nothing below 6e-8, and a token's share of the gradient is often less
-ONE, OWN, TWO, HALF = "one set", "two, trainer's own ratio", "two", "two, float16"
-SETTINGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {  # what is trained, and with which numbers
+ONE, OWN, TWO, HALF = "bitwise-equal", "separate, recomputed", "separate", "separate, float16"
+SETTINGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {  # what is trained, and with which kernels
     "dr_grpo, 1 update": ({"algorithm": "dr_grpo"}, (ONE, TWO)),
     "dr_grpo, 8 updates": ({"algorithm": "dr_grpo", "minibatches": 8}, (ONE, OWN, TWO)),
     "gspo, 2 updates": ({"algorithm": "gspo"}, (ONE, OWN, TWO, HALF)),
@@ -30,9 +30,9 @@ SETTINGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {  # what is train
 
 
 def gap(config: TrainConfig) -> tuple[dict[str, Any], Rows]:
-    """Accuracy, clipped tokens and the gap of the embedded model, with three seeds: with one set of numbers; with
-    transformers' layers in the trainer, whose ratio compares them with themselves ("trainer's own ratio") or, as it
-    stands, with the sampler's log-probs; and with that in float16. config: steps and size of the evaluation. There is
+    """Accuracy, clipped tokens and the gap of the embedded model, with three seeds: bitwise-equal; with
+    transformers' layers in the trainer ("separate"), whose ratio compares them with the sampler's log-probs, or with
+    their own ("recomputed"); and with the former in float16. config: steps and size of the evaluation. There is
     no gap in a row where the sampler's log-probs are the old ones of several updates: nothing computes others.
 
     Raises ValueError on a GPU where sampler and trainer are not known to agree.
