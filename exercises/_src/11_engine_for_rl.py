@@ -154,18 +154,21 @@ if check.q1.passed:
 #
 # ●●●○○ · 20 minutes
 #
-# The package's scheduler admits on trust and sends answers back when blocks run out. Write a cautious one. It admits
-# only what surely fits for the next `steps` steps, even if no answer ends.
+# The package's scheduler admits on trust and preempts when blocks run out. Write a cautious one: it starts an answer
+# only if there is surely room for the next `steps` steps, even if no answer ends. At each step every row writes one
+# token. A block has room for `block` tokens, and `free` blocks belong to nobody.
 #
-# - `running` `[R]` int64: tokens that each running answer has in the cache now. It holds just the blocks for them, all
-#   its own.
-# - `prompts` `[P]` int64: tokens of the prompts in the queue. Each has `group` answers, none of them started. They
-#   start in order, with the prompt in the cache. The blocks that a prompt **fills** are held once for its group; all
-#   else is each answer's own.
-# - `free` blocks belong to nobody; a block has room for `block` tokens. At each step every row writes one token.
+# - **Running answers come first.** `running` `[R]` int64 says how many tokens each has in the cache now. It holds just
+#   the blocks for them, all its own. There is always room for them.
+# - **Then the queue, in order.** `prompts` `[P]` int64 are the tokens of the waiting prompts, with `group` answers to
+#   each. The first answer to a prompt needs blocks for the prompt and its own `steps` tokens. The others share the
+#   blocks that the prompt **fills**, and need the rest for themselves.
 #
-# Return the largest number of answers that can start now, in order: if one does not fit, none after it starts. A part
-# of a group may start. There are always enough free blocks for those that run.
+# Say blocks of 8, a prompt of 20 tokens and 5 steps. 25 tokens take 4 blocks; the prompt fills 2 of them. So the first
+# answer costs 4 blocks and every other one 2.
+#
+# Return the largest number of answers that can start now: if one doesn't fit, none after it starts. A part of a group
+# may start.
 #
 # <details><summary>Hint 1: a question</summary>
 # A row has 15 tokens, a block 8. How many more blocks does it need for 1 step, for 2 steps? And with 16 tokens?

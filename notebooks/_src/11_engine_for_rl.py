@@ -11,17 +11,16 @@
 #
 # - to keep the KV cache of many answers in blocks, with a block table written by hand in 25 lines;
 # - to read a schedule: who runs when, and who is preempted when the blocks run out;
-# - what the answers to one prompt can share, and what an update of the weights makes worthless;
+# - what the answers to one prompt can share, and what an update of the weights does to a cache;
 # - why sampler and trainer give the same token different log-probs, and how to make them bitwise equal;
 # - what that mismatch does to training.
 #
 # You need [lesson 07](07_static_cache.ipynb), sections 5 and 7, [lesson 02](02_ppo.ipynb) for the importance ratio,
-# [lesson 04](04_dr_grpo.ipynb) for GSPO, and [lesson 05](05_full_loop.ipynb), section 4. Sections 1 to 4 build the
-# engine, 5 and 6 look at its numbers; you can read either half alone.
+# [lesson 04](04_dr_grpo.ipynb) for GSPO, and [lesson 05](05_full_loop.ipynb), section 4.
 #
-# Take an engine that was built for chat and let it sample for RL. Three things are new: many answers share a prompt,
-# the weights change after every rollout, and the log-probs go into a loss. One of the three makes the engine faster,
-# one ruins its answers if you overlook it, and one is about the last bit of a float. Which is which?
+# Sections 1 and 2 build an engine for chat. When it samples for RL, three things are new: many answers share a prompt
+# (section 3), the weights change after every rollout (4), and the log-probs go into a loss (5 and 6). One of the three
+# is a gift, one is a trap, and one is about the last bit of a float. Which is which?
 
 # %%
 import copy
@@ -206,7 +205,7 @@ plt.show()
 
 # %% [markdown]
 # The gray state is new. A finished prompt's full blocks are kept until their room is needed, in case somebody sends the
-# same prompt again. That's a **prefix cache**. The arrow back to *free* has two causes, and we'll come to the second.
+# same prompt again. That's a **prefix cache**. Its arrow back to *free* has two causes, and we'll come to the second.
 #
 # ## 2 · A schedule
 #
@@ -308,15 +307,15 @@ plt.show()
 
 # %% [markdown]
 # On average {{ at_once:.0f }} run in the first two thirds of the time, not five times 16. {{ assert 24 < at_once < 60
-# }} Why? The memory has {{ 16 * BUDGET:,d }} places, which makes {{ 16 * BUDGET / at_once:.0f }} per running answer. Of
+# }} Why? The memory has {{ 16 * BUDGET:,d }} places, {{ 16 * BUDGET / at_once:.0f }} per running answer. Of
 # these the prompt takes 64, however short the answer. That's still more than twice as many answers as in a static
 # cache. {{ assert at_once > 32 }} The tail remains, however you cut the memory: the longest answers end last. {{ assert
 # steps["equal lengths"] < static["equal lengths"] and steps["skewed lengths"] < static["skewed lengths"] }}
 #
 # Each tick is an answer that was admitted and then had to go back. {{ assert all(seen.sent_back for seen in
-# runs.values()) }}
+# runs.values()) }} Both runs start with {{ runs["skewed lengths"].rows[0] }}, more than fit for long.
 #
-# ## 3 · Preemption
+# ### Preemption
 #
 # Nobody knows how long an answer will get when it's admitted. So sooner or later a row needs a block and none is free.
 # Then some answer is **preempted**: it gives up its blocks, keeps its tokens, and waits. Once it's admitted again, the
@@ -344,10 +343,10 @@ interrupted = sorted({i for _, i in few.sent_back})
 # back" looks as good, but in the exercises you find an answer that this rule never finishes. The price of preemption is
 # the second prefill. {{ assert few.prefilled > total }}
 #
-# ### One prompt, many answers
+# ## 3 · One prompt, many answers
 #
-# Now the first of our three differences. GRPO samples a group of answers to each prompt, and a prompt's keys and values
-# are the same for all of them. So its full blocks go into all their tables, and it's prefilled once:
+# That was the engine for chat. Now the first difference. GRPO samples a group of answers to each prompt, and a prompt's
+# keys and values are the same for all of them. So its full blocks go into all their tables, and it's prefilled once:
 
 # %%
 scheduler = Scheduler(BlockManager(BUDGET + 1, 16), some_prompts(1, 70), 8, 256, 8)
@@ -423,14 +422,16 @@ later = [100 * (equal[n, "paged"]["seconds"] / equal[n, "unpaged"]["seconds"] - 
 #
 # ## 4 · What an update invalidates
 #
-# Our second difference. A chat engine finds yesterday's system prompt in its prefix cache, and is right to use it. An
+# The second difference. A chat engine finds yesterday's system prompt in its prefix cache, and is right to use it. An
 # engine for RL has new weights after every step. Let's sample, train five steps, and then go on from the prompt's keys
 # and values of *before* those steps.
 
 # %% tags=["hide-input"]
 # @title Your bet
-STALE = ["an error", "they differ by rounding, about 0.000001", "they differ by 0.01 and more"]
-stale_bet = bet("The prompt's keys and values are five training steps old. What happens to the log-probs?", STALE)
+STALE = ["there is an error", "by rounding, about 0.000001", "by about 0.001 nats", "by about 0.1 nats"]
+stale_bet = bet(
+    "The prompt's keys and values are five training steps old. How far off are the answer's log-probs?", STALE
+)
 
 # %%
 engine = make_engine(policy, "fast", torch.float32)
@@ -474,7 +475,7 @@ with torch.no_grad():
     logits = model(torch.tensor([first_prompt + answer])).logits[0, len(first_prompt) - 1 : -1]
     whole = logits.log_softmax(-1)
 rounding = (whole.gather(1, torch.tensor(answer)[:, None])[:, 0] - right).abs()
-stale_bet.result(STALE[2] if stale.max() > 0.01 else STALE[1])
+stale_bet.result(STALE[3] if stale.max() > 0.01 else STALE[2] if stale.max() > 3e-5 else STALE[1])
 print(f"fresh prefix: log-probs differ from one pass over all tokens by at most {rounding.max():.1e}")
 print(f"stale prefix: by at most {stale.max():.3f}, on average {stale.mean():.3f}")
 
@@ -571,20 +572,25 @@ same = torch.tensor([[(a == b).float().mean() for b in WAYS.values()] for a in W
 # %% tags=["hide-input"]
 # @title Figure: share of the results that are equal to the last bit
 agree_bet.result(AGREE[2] if same[:3, :3].min() == 1 else AGREE[0])
-fig, ax = plt.subplots(figsize=(6.4, 5.2), layout="constrained")
-ax.imshow(same, cmap="Greens", vmin=0, vmax=1.4)
+fig, ax = plt.subplots(figsize=(6.4, 3.9), layout="constrained")
+ax.imshow(same, cmap="Greens", vmin=0, vmax=1.4, aspect="auto")
 for (i, j), share in [((i, j), same[i, j].item()) for i in range(9) for j in range(9)]:
     ax.text(j, i, f"{100 * share:.0f}", ha="center", va="center", fontsize=8)
 ax.set_yticks(range(9), WAYS)
-ax.set_xticks(range(9), WAYS, rotation=45, ha="right")
-ax.set_title("Two ways to compute one product: % of results with equal bits")
+ax.set_xticks(range(9), [32, 64, 128, 32, 64, 128, 2, 4, 8])
+for middle, words in ((1, "one accumulator"), (4, "an accumulator each"), (7, "splits")):
+    ax.text(middle, 9.8, words, ha="center", va="center", fontsize=9)
+for border in (2.5, 5.5):
+    ax.axhline(border, color="white", linewidth=4)
+    ax.axvline(border, color="white", linewidth=4)
+ax.set_title("One product in two ways: % of results with equal bits")
 plt.show()
 
 # %% [markdown]
 # **If one accumulator runs through all tiles, their size doesn't matter**: it's the same chain of additions, however
 # you cut it. With an accumulator per tile, it matters. {{ assert same[:3, :3].min() == 1 and same[0, 3:].max() < 0.5
-# and max(same[3, 4], same[3, 5], same[4, 5]) < 0.5 }} So a fast kernel may choose its tiles by the number of rows, as
-# long as it doesn't split `k`.
+# and max(same[3, 4], same[3, 5], same[4, 5]) < 0.5 and same[5, 8] == 1 }} (Eight splits of 1,024 *are* tiles of 128
+# with an accumulator each.) So a fast kernel may choose its tiles by the number of rows, as long as it doesn't split `k`.
 #
 # Now your processor's own matmul, on the first 1, 2, 3, … rows of one matrix. Row 0 is the same in all calls. Are its
 # results?
@@ -602,7 +608,7 @@ assert all(chain)
 
 # %% [markdown]
 # A library chooses its kernel by the shape. Here row 0 has the same bits as alone in {{ sum(share == 1 for share in
-# library) }} of {{ len(ROWS) }} calls, and on your machine it may be another number. The chain never changes.
+# library) }} of {{ len(ROWS) }} calls; your machine may differ. The chain never changes.
 #
 # Norms, softmax and attention have the same problem and the same cure: one order that doesn't depend on the number of
 # rows, known as *batch invariance* (He and Thinking Machines 2025). `rlcourse/exact` has each operation of the model
@@ -667,9 +673,9 @@ plt.show()
 # %% [markdown]
 # **With bitwise-equal kernels the mismatch is exactly 0 in every run.** {{ assert len(of) == 12 and
 # all((row["mismatch_max"] == 0) == (row["variant"] == EQUAL) for row in exact["results"]) }} And the step gets
-# *shorter*. {{ assert all(longer(shape, rows) < -2 for shape in SHAPES for rows in counts) }} Equal bits aren't the reason: the
-# fixed-order trainer also computes each prompt once for its 8 answers and has hardly any padding (lesson 12). With
-# Qwen's shape the rollout, which has neither advantage, takes as long as before. {{ assert
+# *shorter*. {{ assert all(longer(shape, rows) < -2 for shape in SHAPES for rows in counts) }} Equal bits aren't the
+# reason: the fixed-order trainer also computes each prompt once for its 8 answers and has hardly any padding (lesson
+# 12). With Qwen's shape the rollout, which has neither advantage, takes as long as before. {{ assert
 # max(abs(longer("qwen2.5-0.5b", rows, "rollout_s")) for rows in counts) < 2.5 }}
 #
 # ## 6 · A ratio that isn't 1
@@ -692,12 +698,14 @@ outside = 100 * ((ratio - 1).abs() > 3e-4).float().mean().item()
 tokens_outside = ((gaps["bf16"][mask].exp() - 1).abs() > 0.2).sum().item()
 clip_bet.result(round(outside))
 fig, ax = plt.subplots(figsize=(7.5, 2.6))
-ax.hist((ratio - 1).clamp(-0.01, 0.01), bins=60, color=BLUE)
-ax.axvspan(-3e-4, 3e-4, color=ORANGE, alpha=0.4, label="GSPO's clip range")
+edges = [3e-4 * i for i in range(-33, 34)]  # the two in the middle are GSPO's clip range
+_, _, bars = ax.hist((ratio - 1).clamp(edges[0], edges[-1]), bins=edges, color=BLUE)
+for bar in bars[32:34]:
+    bar.set_color(ORANGE)
 ax.set(xlabel="ratio of the answer, minus 1 (beyond ±0.01: drawn at the edge)", ylabel="answers")
 ax.set_title("bf16, no update yet: all should be at 0")
 ax.set_xticks([-0.01, -0.005, 0, 0.005, 0.01], ["−0.01", "−0.005", "0", "0.005", "0.01"])
-ax.legend()
+ax.legend([bars[32], bars[0]], ["in GSPO's clip range", "outside"])
 plt.show()
 
 # %% [markdown]
@@ -779,8 +787,8 @@ first2, first8 = 2 * (g2[APART] - g2[EQUAL]), 8 * (g8[APART] - g8[EQUAL])
 # nonzero mismatch is one, and you see it in the first step. What a larger mismatch does, that of a sampler with old
 # weights, is section 6 of [lesson 15](15_scale_out.ipynb). The trainer logs it as `mismatch_mean`.
 #
-# You now know which is which: sharing prompts makes the engine faster, stale keys and values corrupt it, and the
-# log-probs are about the last bit.
+# You now know which is which: the shared prompt is a gift, stale keys and values are a trap, and the log-probs are
+# about the last bit.
 #
 # ## Check yourself
 #
