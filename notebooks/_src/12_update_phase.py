@@ -75,9 +75,7 @@ update_16, update_64 = record["results"]
 # @title Figure: rollout and update
 exact = load_record("exact", "NVIDIA H200")
 steps = {
-    row["rows"]: row
-    for row in exact["results"]
-    if row["variant"] == "bitwise-equal" and row["shape"] == "qwen2.5-0.5b"
+    row["rows"]: row for row in exact["results"] if row["variant"] == "bitwise-equal" and row["shape"] == "qwen2.5-0.5b"
 }
 share = {rows: 100 * row["update_s"] / row["step_s"] for rows, row in steps.items()}
 names = [f"{rows} answers" for rows in steps]
@@ -104,7 +102,7 @@ growth = {phase: steps[256][f"{phase}_s"] / steps[16][f"{phase}_s"] for phase in
 #
 # A linear layer multiplies and adds once per weight and token: 2 FLOPs forward. Its backward pass has two matmuls of
 # the same size, one for the gradient of its input and one for that of its weight: 4 more. So a model does about **6 ×
-# parameters × tokens** FLOPs. Let PyTorch count them for the embedded model's linear layers:
+# parameters × tokens** FLOPs. PyTorch's count for the embedded model's linear layers:
 
 # %%
 rows, length = 4, 50
@@ -204,8 +202,8 @@ for place, rows in enumerate(steps):
     ax.text(peak + 0.4, place, f"recorded {peak:.1f}", va="center")
 ax.set_yticks(range(len(steps)), [f"{rows} answers" for rows in steps])
 ax.invert_yaxis()
-ax.set(xlabel="GB", xlim=(0, 58), title=f"What was counted, and the peak; {provenance(exact)}")
-ax.legend(loc="center right", fontsize=8)
+ax.set(xlabel="GB", xlim=(0, 52), title=f"What was counted, and the peak; {provenance(exact)}")
+ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
 plt.show()
 few = ledger(qwen, 64, once, 256, most)
 missing = {rows: 100 * (1 - ours[rows] / peaks[rows]) for rows in steps}
@@ -213,9 +211,10 @@ missing = {rows: 100 * (1 - ours[rows] / peaks[rows]) for rows in steps}
 # %% [markdown]
 # Four times the answers, and {{ grown:.2f }} times the memory. {{ assert grown < 1.75 }} **Peak memory follows the
 # micro-batch, not the batch**: only the summed gradients stay between micro-batches. Our ledger is up to {{
-# max(missing.values()):.0f }}% too low, since it leaves out the temporary tensors between two operations. {{ assert
-# max(map(abs, missing.values())) < 25 }} It still shows where to save: at 64 answers {{ 100 * few["activations"] /
-# ours[64]:.0f }}% is activations and {{ 100 * few["logits of a chunk, bf16"] / ours[64]:.0f }}% logits.
+# max(missing.values()):.0f }}% too low, since it leaves out temporary tensors. {{ assert max(map(abs,
+# missing.values())) < 25 }} It still shows where to save: at 64 answers {{ 100 * few["activations"] / ours[64]:.0f }}%
+# is activations and {{ 100 * few["logits of a chunk, bf16"] / ours[64]:.0f }}% logits. We take the logits first, then
+# the activations.
 #
 # ## 3 · Log-probs without all the logits
 #
@@ -314,28 +313,40 @@ print(f"{'the head itself':20}                {inputs[1].nbytes:7,} bytes")
 
 # %% [markdown]
 # With chunks of up to 16, no tensor is larger than the head's gradient.
+#
+# What does it cost in time? Here's Qwen's head on an H200, a point per chunk size. **Look for** the price of small
+# chunks.
 
 # %% tags=["hide-input"]
-# @title The record of larger chunks
+# @title Figure: log-probs and their gradient in chunks
 chunks = load_record("logprobs", "NVIDIA H200")
-found = {row["variant"]: row for row in chunks["results"] if not row["variant"].startswith("exact")}
-whole = found["all at once"]
-ours_head = [row for row in chunks["results"] if row["variant"].startswith("exact")]
-price = {name: row["seconds"] / whole["seconds"] for name, row in found.items()}
-less = {name: whole["peak_memory_bytes"] / row["peak_memory_bytes"] for name, row in found.items()}
-ours_2048 = next(row for row in ours_head if row["variant"].endswith(" 2048"))
+measured = {row["variant"]: row for row in chunks["results"]}
+whole, ours_2048 = measured["all at once"], measured["exact, chunks of 2048"]
+price = {name: row["seconds"] / whole["seconds"] for name, row in measured.items()}
+less = {name: whole["peak_memory_bytes"] / row["peak_memory_bytes"] for name, row in measured.items()}
+fig, ax = plt.subplots(figsize=(7.5, 2.8), layout="constrained")
+for exact_ones, color, label in ((False, VERMILION, "plain PyTorch"), (True, BLUE, "the H200 preset's pass")):
+    named = {name: row for name, row in measured.items() if name.startswith("exact") == exact_ones}
+    points = [(row["peak_memory_bytes"] / 1e9, 1e3 * row["seconds"]) for row in named.values()]
+    ax.plot(*zip(*points, strict=True), "o-", color=color, label=label)
+    for name, point in zip(named, points, strict=True):
+        ax.annotate(name.split("of ")[-1], point, (0, 7), textcoords="offset points", ha="center", fontsize=9)
+ax.set(xscale="log", xlabel="peak memory, GB", ylabel="ms", ylim=(0, 225), xlim=(0.7, 90))
+ax.set_xticks((1, 2, 5, 10, 20, 50), ("1", "2", "5", "10", "20", "50"))
+ax.set_title(f"{chunks['setup']['rows'] * chunks['setup']['length']:,} tokens, {provenance(chunks)}")
+ax.legend(loc="lower right")
+ax.grid()
+plt.show()
 
 # %% [markdown]
-# What does it cost in time? Take Qwen's head on an H200, and a plain PyTorch version. All logits at once need {{
-# less["chunks of 1024"]:.0f }} times the memory of chunks of 1,024. The chunks do 4/3 of the FLOPs but take {{
-# price["chunks of 1024"]:.2f }} times as long: it's memory-bound, and each chunk also adds up a gradient of the whole
-# head. So take **the largest chunk that fits**. {{ assert 1.33 < price["chunks of 4096"] < price["chunks of 1024"] < 3
-# }}
+# In plain PyTorch, chunks of 1,024 need {{ less["chunks of 1024"]:.0f }} times less memory than all logits at once.
+# They do 4/3 of the FLOPs but take {{ price["chunks of 1024"]:.2f }} times as long: it's memory-bound, and each chunk
+# also adds up a gradient of the whole head. So take **the largest chunk that fits**. {{ assert 1.33 < price["chunks of
+# 4096"] < price["chunks of 1024"] < 3 }}
 #
 # Better still, move fewer bytes. The H200 preset's pass leaves its logits in bf16 and overwrites them with the
-# gradient. In chunks of 2,048 it's faster than plain PyTorch all at once, with {{ whole["peak_memory_bytes"] /
-# ours_2048["peak_memory_bytes"]:.0f }} times less memory at its peak. {{ assert ours_2048["seconds"] < 0.8 *
-# whole["seconds"] }}
+# gradient. It's faster than plain PyTorch all at once, with {{ less["exact, chunks of 2048"]:.0f }} times less memory
+# in chunks of 2,048. {{ assert ours_2048["seconds"] < 0.8 * whole["seconds"] }}
 #
 # ## 4 · Recomputing activations
 #
@@ -788,8 +799,8 @@ for tile in (7, 50):
 # The course has a layer's kernels in CuTe DSL, forward and backward, for you to read.<br><small>In
 # `rlcourse/course/kernels/`. Training uses none of them: the fixed-order pass has Triton kernels (`rlcourse/exact/`),
 # and the plain pass leaves layers to `torch.compile`.</small> On an H200 we raced them against eager PyTorch and
-# `torch.compile`. 100% is the rate of a copy: nothing is left to win. **Look for** pairs of a light and a dark blue bar
-# that are far apart.
+# `torch.compile`. 100% is the rate of a copy: nothing is left to win. **Look for** long lines between a ring and a
+# diamond.
 
 # %% tags=["hide-input"]
 # @title Figure: a layer's kernels against the rate of a copy
@@ -807,22 +818,24 @@ LABELS = {
 }
 timed = {row["variant"]: row for row in layer["results"]}
 rate = {name: 100 * row["gb_per_s"] / layer["setup"]["copy_gb_per_s"] for name, row in timed.items()}
-fig, ax = plt.subplots(figsize=(8, 4.4), layout="constrained")
-for k, (way, color) in enumerate((("eager", ORANGE), ("compiled", SKY), ("cute", BLUE))):
-    bars = ax.barh(
-        [place + 0.27 * (k - 1) for place in range(len(LABELS))],
-        [rate[f"{name}-{way}"] for name in LABELS],
-        0.27, color=color, label={"compiled": "torch.compile", "cute": "ours"}.get(way, way),
-    )  # fmt: skip
-    ax.bar_label(bars, fmt="%.0f", padding=2, fontsize=7)
-ax.axvline(100, color=BLACK, linestyle=":", linewidth=1)
-ax.set_yticks(range(len(LABELS)), list(LABELS.values()))
-ax.invert_yaxis()
-ax.set(xlabel="necessary bytes per second, % of what a copy reaches", xlim=(0, 140))
-ax.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=3, fontsize=8)
-ax.set_title(f"A layer's kernels, {provenance(layer)}", pad=24)
-plt.show()
 lead = {name: timed[f"{name}-compiled"]["us"] / timed[f"{name}-cute"]["us"] for name in LABELS}
+order = sorted(LABELS, key=lead.get, reverse=True)
+fig, ax = plt.subplots(figsize=(8, 3.8), layout="constrained")
+ax.hlines(range(9), *([rate[f"{name}-{way}"] for name in order] for way in ("compiled", "cute")), color=BLACK)
+for way, label, look in (
+    ("eager", "eager", {"marker": "s", "color": ORANGE, "markersize": 5}),
+    ("compiled", "torch.compile", {"marker": "o", "color": BLACK, "markerfacecolor": "white", "markersize": 11}),
+    ("cute", "ours", {"marker": "D", "color": BLUE, "markersize": 6}),
+):
+    ax.plot([rate[f"{name}-{way}"] for name in order], range(9), linestyle="", label=label, **look)
+ax.axvline(100, color=BLACK, linestyle=":", linewidth=1)
+ax.set_yticks(range(9), [LABELS[name] for name in order])
+ax.invert_yaxis()
+ax.set(xlabel="necessary bytes per second, % of what a copy reaches", xlim=(0, 130))
+ax.set_title(f"A layer's kernels, {provenance(layer)}")
+ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+ax.grid()
+plt.show()
 ties = [name for name in LABELS if 0.95 < lead[name] < 1.05]
 worst = min(lead, key=lead.get)
 ATTENTION = ("packed_attention", "packed_attention_gradients")
@@ -872,7 +885,7 @@ print(f"after {w.item():.6f} comes {above.item():.6f}: bf16 has nothing in betwe
 
 # %% [markdown]
 # {{ moved(1e-6):.1f }}%, the ones that are nearly 0. {{ assert moved(1e-6) < 5 < moved(1e-4) }} All others are rounded
-# back to where they were, in every step, however long you train. Here are three ways to store a weight that each step
+# back to where they were, however long you train. Here are three ways to store a weight that each step
 # should move by 1e-6:
 
 # %%
