@@ -31,12 +31,17 @@ print("ready")
 # Five colleagues each wrote a collator. Every loss falls, and every batch has a bug: one model never stops, another has
 # a splendid loss and answers no better. Write the test that none of them wrote.
 #
-# A batch has `ids` and `labels`, both `[rows, L]` int64, as transformers takes them: the label at place `t` is the id
-# at place `t`, or -100 if it is not learned. **The model does the shift**: it compares its output at `t - 1` with the
-# label at `t`. Row `i` is a prompt of `prompts[i]` tokens, an answer, its end token `eos`, and padding from place
-# `lengths[i]` on. Padding may be any token, `eos` too, and a prompt may contain `eos` where an earlier turn ended. The
-# first label that counts is the answer's first token, the last is `eos`. Each row has one fault at most. Return its
-# number for each row, int64 `[rows]`:
+# A batch has `ids` and `labels`, both `[rows, L]` int64, as transformers takes them. **The model does the shift**: it
+# compares its output at `t - 1` with the label at `t`. So a right row `i` has
+#
+# | places | what is there | labels |
+# | --- | --- | --- |
+# | the first `prompts[i]` | the prompt; it may contain `eos`, where an earlier turn ended | -100: not learned |
+# | the next ones | the answer | its ids |
+# | `lengths[i] - 1` | the answer's end token `eos` | `eos` |
+# | from `lengths[i]` on | padding: any token, `eos` too | -100 |
+#
+# Each row has one fault at most. Return its number for each row, int64 `[rows]`:
 #
 # | | |
 # | --- | --- |

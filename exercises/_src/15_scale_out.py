@@ -314,11 +314,21 @@ check.q4(most_ranks)
 #
 # ●●●○○ · 25 minutes
 #
-# A sampler and a trainer run side by side. Batch $i$ takes `sample_s[i]` seconds to sample and `train_s[i]` to train
-# on. The sampler takes batches in order, one at a time, each with **the newest weights available when its sampling
-# begins**. Batch $i$ may not begin before update $i - 1 -$ `ahead` has ended; otherwise the sampler never rests. (With
-# `ahead` = 0 that's the plain loop.) Update $i$ begins when batch $i$ is sampled and update $i - 1$ has ended, and its
-# weights are available from its end on, even to a batch that begins at that very moment.
+# A sampler and a trainer run side by side. Both take batches in order, one at a time. Batch $i$ takes `sample_s[i]`
+# seconds to sample and `train_s[i]` to train on.
+#
+# - **Sampling** of batch $i$ begins once batch $i - 1$ is sampled and update $i - 1 -$ `ahead` has ended, if there is
+#   one. It uses **the newest weights available when it begins**. (With `ahead` = 0 that's the plain loop.)
+# - **Update** $i$ begins once batch $i$ is sampled and update $i - 1$ has ended. Its weights are available from its end
+#   on, even to a batch that begins at that very moment.
+#
+# Here sampling takes 2 s, training 3 s, and `ahead` is 1; a column is a second, a number a batch, a dot a pause:
+#
+#     sampler  0 0 1 1 · 2 2 · 3 3 ·
+#     trainer  · · 0 0 0 1 1 1 2 2 2
+#
+# Batch 1 begins before any update has ended, batch 2 right after update 0, batch 3 right after update 1. So each of
+# them misses one update: the ages are 0, 1, 1, 1.
 #
 # Return each batch's **age**, int64 `[batches]`: of the updates 0 to $i-1$, how many were not yet in the weights that
 # sampled batch $i$.

@@ -590,7 +590,8 @@ plt.show()
 # **If one accumulator runs through all tiles, their size doesn't matter**: it's the same chain of additions, however
 # you cut it. With an accumulator per tile, it matters. {{ assert same[:3, :3].min() == 1 and same[0, 3:].max() < 0.5
 # and max(same[3, 4], same[3, 5], same[4, 5]) < 0.5 and same[5, 8] == 1 }} (Eight splits of 1,024 *are* tiles of 128
-# with an accumulator each.) So a fast kernel may choose its tiles by the number of rows, as long as it doesn't split `k`.
+# with an accumulator each.) So a fast kernel may choose its tiles by the number of rows, as long as it doesn't split
+# `k`.
 #
 # Now your processor's own matmul, on the first 1, 2, 3, … rows of one matrix. Row 0 is the same in all calls. Are its
 # results?

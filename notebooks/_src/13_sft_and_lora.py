@@ -47,7 +47,7 @@ from rlcourse.course.lessons.lesson13 import (
 from rlcourse.course.widgets import bet
 from rlcourse.logprobs import token_logprobs
 from rlcourse.lora import add_adapter, linear_layers, merge
-from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, ORANGE, SKY, VERMILION
 from rlcourse.measure.records import provenance
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import Sampling
@@ -97,7 +97,7 @@ print(f"{moved} of {sum(b.numel() for b in before):,} weights have changed")
 # $$ 1 - (1-p)^G - p^G. $$
 #
 # For small $p$ that's about $Gp$. **Look for** where the curve of $G = 8$ reaches one group per step (dotted), and on
-# which side of that point the base is after one, three and ten steps of SFT (sections 2 and 4).
+# which side of that point the base is after 1, 3, 10 and 80 steps of SFT (sections 2 and 4).
 
 # %% tags=["hide-input"]
 # @title Figure: when a group has a signal
@@ -116,12 +116,13 @@ for group, color, style in ((4, SKY, ":"), (8, BLUE, "-"), (64, GREEN, "--")):
     ax.loglog(p, 1 - (1 - p) ** group - p**group, style, color=color, label=f"G = {group}")
 ax.axhline(1 / RL["num_prompts"], color=BLACK, linestyle=":", linewidth=1)
 ax.text(1.2e-5, 1.15 / RL["num_prompts"], f"one of the {RL['num_prompts']} groups of a step", fontsize=9)
-for k, color in ((1, ORANGE), (3, VERMILION), (10, BLACK)):
-    if (rate := mean_of(k, "between", "pass@1")) > 0:
-        ax.axvline(rate, color=color, label=f"after {k} step{'s' * (k > 1)} of SFT")
+for k, side in ((1, "center"), (3, "center"), (10, "right"), (80, "left")):
+    rate = mean_of(k, "between", "pass@1")
+    ax.axvline(rate, color=VERMILION)
+    ax.text(rate, 1.7, k, color=VERMILION, ha=side)
 ax.set(xlabel="p, the share of right answers", ylabel="share of groups with a signal", ylim=(1e-4, 1.5))
-ax.set_title(f"rates after SFT: three seeds, {provenance(starts[1])}", fontsize=10)
-ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+ax.set_title(f"Red: p after so many steps of SFT; three seeds, {provenance(starts[1])}", fontsize=10, pad=18)
+ax.legend(loc="lower center")
 plt.show()
 right_after_one = round(mean_of(1, "between", "pass@1") * 3 * lesson13.SAMPLED * lesson13.SAMPLES)
 
@@ -272,7 +273,13 @@ for name, leak in leaks.items():
 # @title Figure: the leak, token by token
 fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2), width_ratios=(1, 2), layout="constrained")
 left.imshow(block.float() + 0.45 * torch.ones(n + m, n + m).tril(), cmap="Blues", vmin=0, vmax=2.2)
-left.set(title="Dark: its own example. Pale: the leak", xlabel="sees this token", ylabel="this token")
+for x, y, words, color in (
+    (n / 3, 2 * n / 3, "first", "white"),
+    (n + m / 3, n + 2 * m / 3, "second", "white"),
+    (n / 2, n + m / 2, "the leak", BLACK),
+):
+    left.text(x, y, words, color=color, ha="center", va="center")
+left.set(title="Which token sees which", xlabel="sees this token", ylabel="this token")
 right.plot(leaks["one text"], "o-", color=VERMILION, label="one text")
 right.plot(leaks["positions restart"], "-", color=BLUE, label="positions restart")
 right.axvspan(answer_from - 0.5, m - 1.5, color=ORANGE, alpha=0.15, label="the answer")
@@ -317,8 +324,8 @@ enough_bet = bet("After which SFT is the model best, once RL is done?", ENOUGH)
 
 # %% [markdown]
 # Left, before RL; dots are seeds. pass@16 is the share of problems with a right answer among 16 samples: something for
-# RL to choose from. **Look for** where it stops following the other curves. Right, RL from there, a line style per
-# seed. {{ assert not any(e["accuracy"] for k in (0, 1) for row in starts[k]["results"] for e in row["evals"]) }}
+# RL to choose from. **Look for** where the green room between it and pass@1 is widest. Right, RL from there: thin lines
+# are seeds. {{ assert not any(e["accuracy"] for k in (0, 1) for row in starts[k]["results"] for e in row["evals"]) }}
 
 # %% tags=["hide-input"]
 # @title Figure: what SFT leaves for RL
@@ -327,31 +334,28 @@ SHADES = dict(zip(KS, (BLACK, ORANGE, GREEN, BLUE, VERMILION), strict=True))
 final = {k: mean_of(k, "after", "accuracy") for k in KS}
 best = max(final, key=final.get)
 enough_bet.result(f"{best} step{'s' * (best > 1)}")
-fig, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.8), layout="constrained")
-fig.get_layout_engine().set(wspace=0.08)
-for what, color, label in (("pass@16", GREEN, "pass@16"), ("accuracy", BLACK, "greedy"), ("pass@1", BLUE, "pass@1")):
-    left.plot(range(len(KS)), [100 * mean_of(k, "between", what) for k in KS], "o-", color=color, label=label)
+fig, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.6), layout="constrained")
+found = {what: [100 * mean_of(k, "between", what) for k in KS] for what in ("pass@16", "accuracy", "pass@1")}
+for (what, means), color in zip(found.items(), (GREEN, BLACK, BLUE), strict=True):
+    left.plot(range(len(KS)), means, "o-", color=color)
+    left.text(len(KS) - 0.85, means[-1], what.replace("accuracy", "greedy"), color=color, va="center")
     for seed in range(3):
-        left.plot(
-            range(len(KS)), [100 * starts[k]["results"][seed]["between"][what] for k in KS], ".", color=color, alpha=0.5
-        )
-other = left.twinx()
-other.plot(range(len(KS)), [mean_of(k, "between", "entropy") for k in KS], "s--", color=PURPLE)
-other.set_ylabel("entropy, nats per token (dashed)", color=PURPLE)
-other.set_ylim(0, None)
+        of_seed = [100 * starts[k]["results"][seed]["between"][what] for k in KS]
+        left.plot(range(len(KS)), of_seed, ".", color=color, alpha=0.4)
+left.fill_between(range(len(KS)), found["pass@1"], found["pass@16"], color=GREEN, alpha=0.12)
 left.set_xticks(range(len(KS)), KS)
-left.set(xlabel="steps of SFT", ylabel="validation, % right", title="before RL", ylim=(0, 100))
-left.legend(fontsize=8)
-for k in KS:
-    for row, style in zip(starts[k]["results"], ("-", "--", ":"), strict=True):  # a style for each seed
-        points = [(e["step"], 100 * e["accuracy"]) for e in row["evals"]]
-        line = {"color": SHADES[k], "label": f"{k}" if style == "-" else None}
-        if k == 0:  # under the lines of k = 1, which are the same: 0 throughout
-            right.plot(*zip(*points, strict=True), linewidth=6, **line)
-        else:
-            right.plot(*zip(*points, strict=True), style, **line)
+left.set(xlabel="steps of SFT", ylabel="validation, % right", title="before RL", xlim=(-0.2, 5), ylim=(0, 80))
+for k in KS[1:]:  # 0 is like 1: nothing is ever right
+    at = [e["step"] for e in starts[k]["results"][0]["evals"]]
+    seeds = [[100 * e["accuracy"] for e in row["evals"]] for row in starts[k]["results"]]
+    for of_seed in seeds:
+        right.plot(at, of_seed, color=SHADES[k], linewidth=1, alpha=0.4)
+    means = [sum(column) / len(column) for column in zip(*seeds, strict=True)]
+    right.plot(at, means, color=SHADES[k], linewidth=3)
+    told = "0 or 1 step" if k == 1 else f"{k} steps"
+    right.text(at[-1] + 0.5, means[-1], told, color=SHADES[k], va="center")
 right.set(xlabel="steps of RL", ylabel="validation, % right, greedy", title=f"then RL, {provenance(starts[0])}")
-right.legend(title="steps of SFT", fontsize=8, ncols=5, loc="lower right", bbox_to_anchor=(1, 0.07))
+right.set(xlim=(-0.5, at[-1] * 1.25), ylim=(-2, 52), xticks=at)
 right.grid()
 plt.show()
 silent = {k: sum(sum(r["steps"]["groups_without_signal"]) for r in starts[k]["results"]) / 3 / RL["steps"] for k in KS}
@@ -445,16 +449,13 @@ enough, enough_alone = (
 )
 rank_bet.result(enough)
 fig, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.6), layout="constrained")
-SHOWN = {"self_attn.q_proj": BLUE, "self_attn.v_proj": SKY, "mlp.gate_proj": ORANGE, "mlp.down_proj": VERMILION}
-for name, color in SHOWN.items():
-    for k, s in spectra.items():
-        if name in k:
-            left.semilogy(range(1, len(s) + 1), s / s[0], color=color, alpha=0.7, label=name if ".0." in k else None)
 chance = torch.Generator().manual_seed(0)
 noise = {k: torch.linalg.svdvals(torch.randn(change.shape, generator=chance)) for k, change in changes.items()}
-for name, style in (("self_attn.q_proj", ":"), ("mlp.gate_proj", "--")):
-    s = next(s for k, s in noise.items() if name in k)
-    left.semilogy(range(1, len(s) + 1), s / s[0], style, color=BLACK, label=f"random, as {name.split('.')[1]}")
+for name, color in (("q_proj", BLUE), ("gate_proj", ORANGE)):
+    for k in (k for k in spectra if name in k):
+        told = ".0." in k  # the legend has the first layer's
+        for s, style, label in ((spectra[k], "-", f"{name}, 4 layers"), (noise[k], ":", f"random, as {name}")):
+            left.semilogy(range(1, len(s) + 1), s / s[0], style, color=color, label=label if told else None)
 left.set(xlabel="singular value, from the largest", ylabel="size, largest = 1", ylim=(1e-3, 1.5))
 left.set_title("The change that ten steps made")
 left.legend(fontsize=8)
@@ -480,7 +481,7 @@ def energy(of: dict) -> float:
 # %% [markdown]
 # Rank {{ enough }}! {{ assert enough < enough_alone <= 4 }} With the linear layers alone it takes rank {{ enough_alone
 # }}. The picture on the left would have misled you: the changes do have a few large singular values, which random
-# matrices (black) haven't, but the eight largest make up only {{ 100 * energy(spectra):.0f }}% of the sum of squares.
+# matrices (dotted) haven't, but the eight largest make up only {{ 100 * energy(spectra):.0f }}% of the sum of squares.
 # {{ assert energy(noise) < 0.5 * energy(spectra) < 0.45 }} Only a loss tells you what you can drop.
 #
 # Rank {{ least }} even does **better** than the whole update on unseen answers, and worse on the demonstrations
@@ -663,8 +664,7 @@ plt.show()
 # 3. Training loss is 0.001, held-out loss is rising, greedy accuracy is unchanged. May RL begin?
 #
 # <details><summary>Answer</summary>
-# It may, and it will find little: look at the room between pass@1 and pass@k, and at the entropy of samples. Take an
-# earlier checkpoint.
+# It may, and it will find little: look at the room between pass@1 and pass@k. Take an earlier checkpoint.
 # </details>
 #
 # 4. You pack examples for a model whose positions are learned vectors, not rotary ones. The mask is right, but
