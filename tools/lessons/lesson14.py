@@ -43,8 +43,8 @@ BLOCK = 5  # steps of which the curves hold the mean
 SHOWN = 4  # steps at the end whose samples are kept
 HELD_OUT, REFUSED = 200, 0.6  # see `held_out`
 TASK, HERE = "rlcourse.tasks.kernels.task:", "tools.lessons.lesson14:"
-CARELESS = "the kernel model after 40 supervised steps on demonstrations in which 3 % of the lines are left out"
-FRAGMENTS = "the kernel model after 60 supervised steps on demonstrations in which 90 % of the lines are left out"
+CARELESS = "the kernel model after 40 supervised steps on demonstrations in which 3% of the lines are left out"
+FRAGMENTS = "the kernel model after 60 supervised steps on demonstrations in which 90% of the lines are left out"
 RETAUGHT = FRAGMENTS + f", and {RETAUGHT_STEPS} on eager programs"
 ANOTHER = "the recipe of the kernel model with the seed 2 and the run's added"
 SPOIL = Stage(60, 5e-4, 5, Habits(skip=0.9, unchecked=1.0))
