@@ -300,7 +300,7 @@ def mean(rows: list[dict], name: str) -> float:
 # share_refused(task.problems("train")):.0f }}% of the training problems. {{ assert
 # share_refused(task.problems("train")) > 50 }}
 #
-# Here are three whole recorded runs, judged on problems that weren't trained on. **Look for** the turn in the left
+# Here are three whole runs, judged on problems that weren't trained on. **Look for** the turn in the left
 # picture, and for what the middle one does at the same time.
 
 # %% tags=["hide-input"]
@@ -396,27 +396,33 @@ plt.show()
 spoiled, taught = load_curve("lesson14_plateau_dense")["setup"]["model"], RETAUGHT_STEPS
 
 # %% [markdown]
-# With random weights there's nothing to learn from, whatever the problem. {{ assert sum(plateau["random weights"]) == 0
+# With random weights there's nothing to learn from. {{ assert sum(plateau["random weights"]) == 0
 # }} There are three ways out. **Supervised training** ([lesson 13](13_sft_and_lora.ipynb)). **Easier problems**: the
 # orange policy can learn from those of two lines. {{ assert plateau["two lines seen"][0] > max(plateau["two lines
 # seen"][1:]) + 20 }} **Partial credit**: pay for less than the whole.
 #
-# We recorded the first and the third from {{ spoiled }}: it writes scraps. It trains with section 2's reward; with
-# partial credit added, for the share of lines that even a wrong program states in the right places; and with section
-# 2's reward after {{ taught }} supervised steps on whole programs.
+# We tried the first and third on a model that writes scraps, three seeds each, with
+#
+# - **section 2's reward** alone;
+# - **partial credit** beside it, for the share of lines that even a wrong program states in the right places;
+# - **supervised steps first**, {{ taught }} on whole programs, then section 2's reward.<br><small>The start is {{
+#   spoiled }}.</small>
 
 # %% tags=["hide-input"]
 # @title Your bet
-WAYS = {"sparse": "section 2's reward", "dense": "partial credit beside it", "sft": "supervised steps first"}
+WAYS = {"sparse": "section 2's reward", "dense": "partial credit", "sft": "supervised steps first"}
 scraps = {way: load_curve(f"lesson14_plateau_{way}") for way in WAYS}
 LAST = scraps["sparse"]["results"][0]["curves"]["steps"][-1]
-scraps_bet = bet(
-    f"With section 2's reward alone: when is one sample in ten right, of {LAST} steps?",
-    ["in the second half", "in the first half", "not at all"],
-)
+LEAVE = {  # whether sparse, dense and sft do
+    "none of them": (False, False, False),
+    "only supervised steps first": (False, False, True),
+    "supervised steps and partial credit": (False, True, True),
+    "all three": (True, True, True),
+}
+scraps_bet = bet(f"Which of them get one sample in ten right within {LAST} steps?", list(LEAVE))
 
 # %% [markdown]
-# **Look for** when lines leave the floor, if they do, and on the right for what rises before.
+# **Look for** when lines leave the floor, and on the right for what rises before.
 
 
 # %% tags=["hide-input"]
@@ -428,7 +434,8 @@ def reached(way: str, name: str, share: float) -> list:
 
 
 first_tenth = {way: reached(way, "correct", 0.1) for way in WAYS}
-scraps_bet.result("not at all" if first_tenth["sparse"] == [None] * 3 else "in the first half")
+arrived = tuple(None not in steps for steps in first_tenth.values())
+scraps_bet.result(next(words for words, ways in LEAVE.items() if ways == arrived))
 fig, (left, right_ax) = plt.subplots(1, 2, figsize=(9.5, 3), layout="constrained", sharex=True, sharey=True)
 for (way, words), color in zip(WAYS.items(), (BLACK, GREEN, BLUE), strict=True):
     for number, row in enumerate(scraps[way]["results"]):
@@ -525,7 +532,7 @@ for compiling, shares in sums.items():
 # ## 5 · Third suspect: a judge with a hole
 #
 # A reward is only as good as what the judge sees. Section 1's judge can be opened in two places, both from a published
-# list of what models have done to judges of real kernels (Andere 2026):
+# list of cheats on real kernels (Andere 2026):
 #
 # - `stale`: memory isn't cleared between the reference and the program. So it still has values that the program never
 #   wrote, because the reference did.
@@ -575,11 +582,11 @@ def left_out(record: dict) -> list[int]:
 slow_first, slow_last = ([row["curves"]["hacked"][place] for row in careful["results"]] for place in (0, -1))
 
 # %% [markdown]
-# Three seeds each, recorded. `side` starts from section 2's model. From there, `stale` takes long: after {{
+# Three seeds each. `side` starts from section 2's model. From there, `stale` takes long: after {{
 # careful["setup"]["steps"] }} steps {{ spread(slow_last) }}% of the samples cheat. {{ assert min(slow_last) > 5 *
-# max(slow_first) and not any(left_out(careful)) }} So the figure shows it from {{ opened["stale"]["setup"]["model"] }}.
-# At the vertical line the hole is closed and training goes on with the honest judge. **Look for** the distance between
-# the open judge and the honest one.
+# max(slow_first) and not any(left_out(careful)) }} So for `stale` the figure starts with a sloppier model. At the
+# vertical line the hole is closed and training goes on with the honest judge. **Look for** the distance between the
+# open judge and the honest one.<br><small>The start is {{ opened["stale"]["setup"]["model"] }}.</small>
 
 
 # %% tags=["hide-input"]
