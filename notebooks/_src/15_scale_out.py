@@ -303,14 +303,18 @@ for step, (ax, frame) in enumerate(zip(axes, frames, strict=True)):
         for piece in range(P):
             color = "white" if frame[rank][piece] == P else BLACK
             ax.text(piece, rank, frame[rank][piece], ha="center", va="center", fontsize=8, color=color)
+            if step and frame[rank][piece] != frames[step - 1][rank][piece]:  # it has just arrived
+                ax.add_patch(
+                    plt.Rectangle((piece - 0.45, rank - 0.45), 0.9, 0.9, fill=False, color=ORANGE, linewidth=2)
+                )
     ax.set(xticks=[], yticks=[], title="start" if not step else f"{'add' if step < P else 'copy'} {step}")
 axes[0].set(ylabel="rank", xlabel="piece")
 plt.show()
 complete = all(count == P for of_rank in frames[-1] for count in of_rank)
 
 # %% [markdown]
-# {{ assert complete }} Follow one column, a piece, from panel to panel: its sum collects 1, 2, 3, 4 terms as it goes
-# from rank to rank, then the complete sum spreads.
+# {{ assert complete }} Follow one column, a piece, from panel to panel: its sum (framed where it has just arrived)
+# collects 1, 2, 3, 4 terms as it goes from rank to rank, then the complete sum spreads.
 #
 # ## 4 · Does the network eat the gain?
 #
@@ -502,11 +506,12 @@ from matplotlib.patches import Patch
 
 fig, ax = plt.subplots(figsize=(9.5, 3.3), layout="constrained")
 LANES = ["one GPU", "split: GPU 0", "split: GPU 1", "overlap: GPU 0", "overlap: GPU 1"]
+PLACES = [0, 1.4, 2.3, 3.7, 4.6]
 
 
 def block(lane, start, length, color, text):
-    ax.barh(lane, length, left=start, color=color, edgecolor="white", height=0.8)
-    ax.text(start + length / 2, lane, text, ha="center", va="center", fontsize=8, clip_on=True)
+    ax.barh(PLACES[lane], length, left=start, color=color, edgecolor="white", height=0.8)
+    ax.text(start + length / 2, PLACES[lane], text, ha="center", va="center", fontsize=8, clip_on=True)
 
 
 for lane, rows in ((0, ROWS), (1, ROWS / 2), (2, ROWS / 2)):
@@ -525,11 +530,12 @@ while end_sampled < 0.95:
     end_trained, number = begin + many["update_s"], number + 1
 together = on_two["equal work in all"]
 assert one["rows"] == together["rows"] == ROWS
-for lane, row in ((0, one), (2, together)):
-    ax.plot(row["step_s"] * torch.arange(1, 10), [lane - 0.4] * 9, color=BLACK, marker="v", linestyle="")
-ax.set_yticks(range(len(LANES)), LANES)
+for lane, row in ((0, one), (1, together)):
+    ax.plot(row["step_s"] * torch.arange(1, 10), [PLACES[lane] - 0.4] * 9, color=BLACK, marker="v", linestyle="")
+ax.set_yticks(PLACES, LANES)
 ax.invert_yaxis()
-ax.set(xlabel=f"seconds; {provenance(step_record)}", xlim=(0, 1.0), title="Bars: one GPU measured, two estimated")
+ax.set(xlabel=f"seconds; {provenance(step_record)}", xlim=(0, 1.0))
+ax.set_title("Numbers are batches; one GPU is measured, two are estimated")
 measured_end = Line2D([], [], color=BLACK, marker="v", linestyle="", label="a step ends, as measured")
 parts = [Patch(color=color, label=name) for color, name in ((SKY, "rollout"), (ORANGE, "update"))]
 fig.legend(handles=[*parts, measured_end], loc="outside lower center", ncols=3)
