@@ -779,8 +779,8 @@ first2, first8 = 2 * (g2[APART] - g2[EQUAL]), 8 * (g8[APART] - g8[EQUAL])
 # **The clip shows it.** GSPO with 2 updates clips {{ g2[EQUAL]:.0f }}% of the tokens that train if the log-probs
 # are bitwise equal, and {{ g2[APART]:.0f }}% if not. {{ assert abs(g2[EQUAL] - g2["separate, recomputed"]) < 2
 # and g2[EQUAL] + 3 < g2["separate, float16"] < g2[APART] - 10 }} The first update of a rollout should clip nothing,
-# since nothing has moved yet. There, rounding alone clips about {{ first2:.0f }}% of these tokens, if the second update
-# clips equally in both. {{ assert abs(first2 - first8) < 10 and abs(outside / 2 - first2) < 10 }} Dr. GRPO, with a
+# since nothing has moved yet. If the second clips equally in both, rounding alone clips about {{ first2:.0f }}% of the
+# first one's tokens. {{ assert abs(first2 - first8) < 10 and abs(outside / 2 - first2) < 10 }} Dr. GRPO, with a
 # range of 0.2, doesn't notice. {{ assert all(abs(other - wide[APART]) < 0.05 for other in wide.values()) }}
 #
 # So what is bitwise equality good for? **A ratio means what it says**: it's exactly 1 until the policy moves. The
