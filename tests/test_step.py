@@ -27,9 +27,6 @@ def _whole_gradients(monkeypatch):
     monkeypatch.setattr(module, "MAX_GRAD_NORM", 1e9)
 
 
-
-
-
 # The gradients, against the formulas
 
 
