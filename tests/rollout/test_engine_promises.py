@@ -29,7 +29,6 @@ ENGINES = ["hf-dynamic", "hf-static", "hf-none", "fast", "gpu", "gpu, little mem
 @pytest.fixture
 def make(request, monkeypatch, tmp_path):
     """The engine of that name over a policy, on a GPU too."""
-    closing = []
 
     def over(name: str, policy):
         if name.startswith("gpu"):
@@ -40,17 +39,14 @@ def make(request, monkeypatch, tmp_path):
             vllm_in_memory.put_in(monkeypatch)
         if name == "vllm server":
             vllm_over_http.put_in(monkeypatch)
-            closing.append(vllm_over_http.Server(policy, str(tmp_path)))
-            return make_engine(policy, f"vllm@{closing[0].url}/", torch.float32)
+            return make_engine(policy, f"vllm@{vllm_over_http.Server(policy, str(tmp_path)).url}/", torch.float32)
         if name == "hf-none":
             return HFEngine(policy, cache="none")
         if name.startswith("gpu"):
             return Watched(policy, 8 if "little" in name else None)
         return make_engine(policy, name, torch.float32)
 
-    yield over
-    for server in closing:
-        server.close()
+    return over
 
 
 def policy_for(name: str):

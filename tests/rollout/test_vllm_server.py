@@ -1,5 +1,7 @@
 """The engine `vllm` over a server: weights that go there, answers that come back, and what is said when it fails."""
 
+from functools import partial
+
 import pytest
 import torch
 import vllm_over_http
@@ -20,15 +22,8 @@ def stand_ins(monkeypatch):
 
 @pytest.fixture
 def served(tmp_path):
-    made = []
-
-    def start(policy, **options) -> vllm_over_http.Server:
-        made.append(vllm_over_http.Server(policy, str(tmp_path), **options))
-        return made[-1]
-
-    yield start
-    for server in made:
-        server.close()
+    """Starts a server of a policy's model."""
+    return partial(vllm_over_http.Server, folder=str(tmp_path))
 
 
 def engine(policy, server, dtype=torch.float32):

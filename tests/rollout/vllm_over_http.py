@@ -1,14 +1,15 @@
-"""A stand-in for a vLLM server, on the loopback address: of its interface what our engine uses, over `vllm_in_memory`.
+"""A stand-in for a vLLM server: of its interface what our engine uses, over `vllm_in_memory`.
 
-What goes from GPU to GPU by NCCL there goes through a queue here.
+What goes by HTTP there is a call here, and what goes from GPU to GPU by NCCL goes through a queue.
 """
 
+import io
 import json
 import queue
 import sys
 import threading
 import types
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.error import HTTPError, URLError
 from urllib.parse import parse_qs, urlsplit
 
 import torch
@@ -17,6 +18,7 @@ import vllm_in_memory
 from rlcourse.rollout import vllm_server
 
 GROUPS: dict[int, queue.Queue] = {}  # by port
+SERVERS: dict[str, "Server"] = {}  # by address
 
 
 class NCCLWeightTransferEngine:
@@ -37,6 +39,7 @@ def put_in(monkeypatch) -> None:
     vllm_in_memory.put_in(monkeypatch)
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     monkeypatch.setattr(vllm_server, "check_vllm", lambda device: None)
+    monkeypatch.setattr(vllm_server.urllib.request, "urlopen", urlopen)
     name = "vllm.distributed.weight_transfer.nccl_engine"
     module = types.ModuleType(name)
     module.NCCLWeightTransferEngine = NCCLWeightTransferEngine
@@ -45,11 +48,19 @@ def put_in(monkeypatch) -> None:
         monkeypatch.setitem(sys.modules, part, types.ModuleType(part))
     monkeypatch.setitem(sys.modules, name, module)
     GROUPS.clear()
+    SERVERS.clear()
+
+
+def urlopen(request, timeout):
+    server = SERVERS.get(f"{request.type}://{request.host}")
+    if server is None:
+        raise URLError("nobody is there")
+    return server.open(request)
 
 
 class Server:
-    """A server of the policy's model, until it is closed. heard: the paths it was asked; fails: those that it answers
-    with an error of this number; most: answers that it gives to one prompt, whatever is asked for."""
+    """A server of the policy's model, whose address is opened within this process. heard: the paths it was asked;
+    fails: those that it answers with an error of this number; most: answers that it gives to one prompt."""
 
     def __init__(self, policy, folder: str, dtype: str = "float32", logprobs_mode: str = "processed_logprobs"):
         policy.model.config.architectures = [type(policy.model).__name__]
@@ -58,38 +69,21 @@ class Server:
             folder, skip_tokenizer_init=True, dtype=dtype, load_format="dummy", logprobs_mode=logprobs_mode,
             kv_cache_memory_bytes=10**6,
         )  # fmt: skip
-        self.dtype, self.paused, self.group = dtype, False, None
+        self.url = f"http://127.0.0.1:{8000 + len(SERVERS)}"
+        self.dtype, self.paused, self.group, self.lock = dtype, False, None, threading.Lock()
         self.heard: list[str] = []
         self.fails: dict[str, int] = {}
         self.most: int | None = None
-        lock, server = threading.Lock(), self
+        SERVERS[self.url] = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                text, parts = self.rfile.read(int(self.headers.get("Content-Length", 0))), urlsplit(self.path)
-                with lock:
-                    server.heard.append(parts.path)
-                    code = server.fails.get(parts.path, 200)
-                    body = json.loads(text) if text else None
-                    found = {"detail": "no"} if code != 200 else server.ask(parts.path, parse_qs(parts.query), body)
-                data = json.dumps(found).encode()
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            do_POST = do_GET
-
-            def log_message(self, *_):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-
-    def close(self) -> None:
-        self.http.shutdown()
-        self.http.server_close()
+    def open(self, request) -> io.BytesIO:
+        parts = urlsplit(request.full_url)
+        with self.lock:
+            self.heard.append(parts.path)
+            if code := self.fails.get(parts.path):
+                raise HTTPError(request.full_url, code, "no", {}, io.BytesIO(b"no"))
+            body = json.loads(request.data) if request.data else None
+            return io.BytesIO(json.dumps(self.ask(parts.path, parse_qs(parts.query), body)).encode())
 
     def ask(self, path: str, query: dict, body: dict | None) -> dict:
         match path:
