@@ -122,24 +122,14 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor
     return 0.5 * torch.maximum((values - returns).square(), (near - returns).square())
 
 
-def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
-    """An estimate of KL(policy || reference) from each token that the policy sampled (Schulman 2020, "Approximating KL
-    divergence", joschu.net/blog/kl-approx.html). Same shape as the inputs; 0 where both log-probs are 0.
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """k3, an estimate of KL(policy || reference) from each token that the policy sampled: exp(-d) - 1 + d, where
+    d = log pi - log pi_ref (Schulman 2020, "Approximating KL divergence", joschu.net/blog/kl-approx.html). Same shape
+    as the inputs; 0 where both log-probs are 0.
 
-    With d = log pi - log pi_ref, and means taken over tokens drawn from pi:
-      "k1": d. Unbiased, of either sign, high variance. As a loss its gradient is that of log pi alone, 0 in the mean:
-        it pulls nowhere. It is the one to subtract from the reward.
-      "k2": d^2 / 2. Biased. As a loss its mean gradient is that of KL(policy || reference).
-      "k3": exp(-d) - 1 + d. Unbiased, never negative, low variance. As a loss its mean gradient is that of the other
-        direction, KL(reference || policy).
-    The gradients hold for the next token, given those before it; what a token does to later KL is left out (Tang and
-    Munos 2025, arXiv:2506.09477). Raises ValueError for another estimator.
+    It's unbiased, never negative, and has low variance. As a loss its mean gradient is that of the other direction,
+    KL(reference || policy), for the next token, given those before it; what a token does to later KL is left out (Tang
+    and Munos 2025, arXiv:2506.09477).
     """
     difference = logprobs - ref_logprobs
-    if estimator == "k1":
-        return difference
-    if estimator == "k2":
-        return 0.5 * difference.square()
-    if estimator == "k3":
-        return torch.expm1(-difference) + difference
-    raise ValueError(f"Unknown KL estimator {estimator!r}: use k1, k2 or k3.")
+    return torch.expm1(-difference) + difference
