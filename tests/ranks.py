@@ -19,6 +19,26 @@ from rlcourse.batch import concatenate
 SECONDS = 120  # no rank takes longer, or it waits for one that will never come
 
 
+def fork(work, printed=os.devnull) -> int:
+    """Start `work` in a fork of this process, which prints to a file; returns its process id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.dup2(os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+        os.dup2(1, 2)
+        sys.stdout = sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+        tqdm.set_lock(threading.RLock())  # its own is shared with forks, and one that is killed never gives it back
+        work()
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
 class KeyedByPrompt(BruteForce):
     """Takes one number from the global random state, as `SharedEngine` does, whatever it is asked."""
 
@@ -51,27 +71,15 @@ class Ranks:
         os.close(self.port)
 
     def _start(self, rank: int) -> int:
-        pid = os.fork()
-        if pid:
-            return pid
-        code = 1
-        try:
-            os.dup2(os.open(self.folder / f"{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
-            os.dup2(1, 2)
-            sys.stdout = sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-            tqdm.set_lock(threading.RLock())  # its own is shared with forks
+        def work() -> None:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(SECONDS)
             faulthandler.dump_traceback_later(SECONDS - 5, file=sys.stderr)
             os.environ |= self.environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             os.environ["MASTER_PORT"] = os.read(self.port, 5).decode().strip()
             torch.save(self.work(rank), self.folder / f"{rank}.pt")
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
+
+        return fork(work, self.folder / f"{rank}.txt")
 
     def end(self) -> "Ranks":
         """Wait for all of them. One that ends by an error does not end the others: they find out, or not."""

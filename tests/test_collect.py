@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from policies import DEVICE, FixedEngine
+from policies import DEVICE, FixedEngine, make_policy
 
 from rlcourse.collect import collect
 from rlcourse.config import make_config
@@ -16,19 +16,20 @@ TASK = MathTask("numbers", "Reason.", NUMBERS, [], [])
 
 
 class NumberPolicy:
-    """The prompt of question n is n + 1; token 50 + n reads `#### n`, token 200 + n only `n`."""
+    """The prompt of `question n` is n + 1, of `question n width` so many times; token 50 + n reads `#### n`, token
+    200 + n only `n`."""
 
-    device = torch.device(DEVICE)
+    device, model = torch.device(DEVICE), make_policy().model
 
     def __init__(self):
         self.asked = []
 
-    def prompt(self, question, instruction=""):
-        self.asked.append((question, instruction))
-        return [int(question.split()[1]) + 1]
-
     def prompts(self, questions, instruction="", examples=()):
-        return [self.prompt(question, instruction) for question in questions]
+        self.asked += [(question, instruction) for question in questions]
+        return [[int(n) + 1] * int(width) for _, n, width in (f"{q} 1".split()[:3] for q in questions)]
+
+    def prompt(self, question, instruction="", examples=()):
+        return self.prompts([question], instruction)[0]
 
     def texts(self, completion_ids, completion_mask):
         assert completion_mask[:, 0].all() and completion_mask.shape == completion_ids.shape

@@ -7,7 +7,6 @@ import pytest
 
 from rlcourse import files
 from rlcourse.files import (
-    append_json,
     new_folder,
     read_json,
     read_lines,
@@ -36,13 +35,6 @@ def test_a_json_file_that_cannot_be_used_is_named_with_what_to_do(content, compl
     with pytest.raises(ValueError) as caught:
         read_json(path, "start a new run")
     assert str(caught.value).startswith(f"{path} {complaint}") and str(caught.value).endswith(": start a new run.")
-
-
-def test_lines_come_back_and_those_of_a_file_that_is_not_there_are_none(path):
-    assert read_lines(path) == []
-    for number in range(3):
-        append_json(path, {"step": number})
-    assert read_lines(path) == [{"step": 0}, {"step": 1}, {"step": 2}]
 
 
 def test_a_last_line_that_a_kill_cut_short_is_left_out(path):

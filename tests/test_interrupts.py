@@ -9,7 +9,7 @@ import signal
 import sys
 
 import pytest
-from toy import TOY, assert_same_run, at_step, end_of, folder, fork, lines, tiny, use_the_toy, whole_run  # noqa: F401
+from toy import TOY, assert_same_run, at_step, end_of, folder, fork, lines, options, tiny, use_the_toy, whole_run  # noqa: F401
 from typer.testing import CliRunner
 
 from rlcourse import cli, cli_shared, interrupts
@@ -27,7 +27,7 @@ def _toy(monkeypatch):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(number, code, whole_run, tiny, tmp_path, monkeypatch):
     """SIGTERM, too, as rented machines send it before they stop."""
-    arguments = ["train", *[f"--{name.replace('_', '-')}={value}" for name, value in tiny.items()]]
+    arguments = ["train", *options(tiny)]
     monkeypatch.setattr(sys, "argv", ["rlcourse", *arguments])
     original = trainer.train_step
 
@@ -66,7 +66,7 @@ def test_a_closed_terminal_finishes_the_step_saves_and_can_be_gone_on_from(whole
     def gone(*_, **__):
         raise OSError(errno.EIO, "Input/output error")
 
-    arguments = ["train", *[f"--{name.replace('_', '-')}={value}" for name, value in tiny.items()], "--save-every=0"]
+    arguments = ["train", *options(tiny), "--save-every=0"]
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "train_step", signalled(original))
         patch.setattr(trainer, "save", signalled(keep))
@@ -122,6 +122,6 @@ def test_a_run_in_use_is_left_to_its_process(tiny, tmp_path, monkeypatch):
 
 def test_sigterm_while_a_run_is_prepared_leaves_its_name_free(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "policy_of_run", lambda *_: signal.raise_signal(signal.SIGTERM))
-    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in tiny.items()]
+    arguments = options(tiny)
     assert CliRunner().invoke(cli.app, ["train", *arguments]).exit_code == 143
     assert not (tmp_path / "run").exists()

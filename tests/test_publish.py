@@ -13,7 +13,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from typer.testing import CliRunner
 
 from rlcourse import cli, model_card, publish
@@ -214,13 +214,3 @@ def test_the_license_is_that_of_the_bases_card_or_file(copied, tmp_path, monkeyp
     card = ModelCard.load(published(copied("run", model="maker/base"), tmp_path / "mine") / "README.md")
     assert (card.data.base_model, card.data.license_name) == ("maker/base", "llama")
     assert (tmp_path / "mine/LICENSE").read_text() == "Terms"
-
-
-def test_a_lost_chat_template_is_not_published(runs, tmp_path, monkeypatch):
-    def without_template(folder, load=AutoTokenizer.from_pretrained):
-        tokenizer = load(folder)
-        tokenizer.chat_template = None
-        return tokenizer
-
-    monkeypatch.setattr(publish, "AutoTokenizer", Mock(from_pretrained=without_template))
-    assert "chat template" in refused(runs / "model", "--to", tmp_path / "mine")

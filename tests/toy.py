@@ -2,14 +2,12 @@
 processes that are killed, which are forks of this one: they need no second to start."""
 
 import os
-import sys
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 from policies import BruteForce, make_policy
-from tqdm import tqdm
+from ranks import fork  # noqa: F401
 from transformers import AutoModelForCausalLM
 
 from rlcourse import train as trainer
@@ -97,21 +95,9 @@ def assert_same_run(run: Path, whole: Path) -> None:
     assert torch.equal(ours["random"]["cpu"], theirs["random"]["cpu"])
 
 
-def fork(work) -> int:
-    """Start `work` in a fork of this process, silently; returns its process id."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        os.dup2(1, 2)
-        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-        tqdm.set_lock(threading.RLock())  # its own is shared with forks, and one that is killed never gives it back
-        work()
-        code = 0
-    finally:
-        os._exit(code)
+def options(settings: dict) -> list[str]:
+    """Settings as the command line has them."""
+    return [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
 
 
 def end_of(pid: int) -> int:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from ranks import KeyedByPrompt, Ranks, near, wait_for
 from thorough import thorough
-from toy import TINY, assert_same_run, folder, lines, use_the_toy, weights  # noqa: F401
+from toy import TINY, assert_same_run, folder, lines, options, use_the_toy, weights  # noqa: F401
 
 from rlcourse import cli
 from rlcourse import train as trainer
@@ -61,7 +61,7 @@ def start(
 ) -> Ranks:
     """`rlcourse train` on so many ranks. before_step: called at the beginning of a training step, numbered from 0."""
     settings = settings | {"model": folder, "output": str(tmp_path)}
-    arguments = ["train", *[f"--{name.replace('_', '-')}={value}" for name, value in settings.items()], *more]
+    arguments = ["train", *options(settings), *more]
 
     def work(rank: int) -> None:
         step = trainer.train_step
@@ -167,9 +167,8 @@ def test_what_cannot_work_is_said_once(folder, tmp_path):
 @pytest.mark.thorough
 def test_torchrun_trains_the_embedded_model_and_ctrl_c_saves_it(tmp_path):
     settings = TINY | {"steps": 200, "num_generations": 4, "max_new_tokens": 20, "save_every": 0, "eval_every": 0}
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launch, "-m", "rlcourse", "train", *options, f"--output={tmp_path}"]
+    command = [*launch, "-m", "rlcourse", "train", *options(settings), f"--output={tmp_path}"]
     run = tmp_path / "run"
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: process.poll() is not None or len(read_lines(run / "metrics.jsonl")) >= 2)

@@ -34,25 +34,6 @@ def test_small_loads_fill_a_register_with_zeros_or_the_sign():
     assert (calculate(address + body.format("s8"), np.int32, a=x) == x.view(np.int8)).all()
 
 
-def test_shared_memory_belongs_to_a_block_and_carries_values_over_a_barrier():
-    body = """
-    mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ntid.x;
-    mad.lo.u32 %r3, %r1, %r2, %t;
-    mov.u32 %u, room; mad.lo.u32 %r4, %t, 4, %u;
-    st.shared.b32 [%r4], %r3;
-    bar.sync 0;
-    sub.u32 %r5, 63, %t; mad.lo.u32 %r5, %r5, 4, %u;
-    ld.shared.b32 %r6, [%r5];
-    mad.wide.u32 %l, %r3, 4, %x; st.global.b32 [%l], %r6;
-    """
-    for declared, dynamic in ((".shared .align 16 .b8 room[256];\n", 0), (DYNAMIC, 256)):
-        memory, report = execute(
-            body, threads=64, grid=3, declared=declared, shared_bytes=dynamic, x=((3, 64), np.uint32)
-        )
-        assert (memory.read("x") == np.arange(192).reshape(3, 64)[:, ::-1]).all()
-        assert report.barriers == 3
-
-
 def test_generic_addresses_and_local_memory_work():
     body = """
     mov.u64 %rd1, place; cvta.local.u64 %rd2, %rd1;

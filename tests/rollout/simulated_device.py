@@ -60,7 +60,6 @@ class Device:
         self.done = [True] * slots
         self.next_completion = 0
         self.live: list[int] = []  # slots that were live, at each step
-        self.sizes: list[int] = []
         self.pieces: list[tuple] = []
         self.sent_back: list[int] = []  # completions that were in a slot
 
@@ -157,7 +156,6 @@ class Device:
         running = [self.completion[slot] for slot in range(size) if not self.done[slot]]
         assert len(set(running)) == len(running), "one completion in two slots"
         self.live.append(len(running))
-        self.sizes.append(size)
         for slot in self.rng.sample(range(size), size):
             completion, position = self.completion[slot], self.position[slot]
             if self.done[slot]:  # it writes too, whatever it likes

@@ -71,13 +71,6 @@ def test_greedy_tokens_are_those_of_the_model_without_cache_or_padding(name, tie
         assert answer == greedy_by_hand(policy, PROMPTS[row // 2], 10)
 
 
-@pytest.mark.thorough
-def test_the_compiled_step_samples_the_same_greedy_tokens(policy):
-    """On a GPU the other tests run it too; compiling for a CPU takes a minute."""
-    compiled = engine(policy, "fast-compiled").generate(PROMPTS, 1, 6, GREEDY)
-    assert torch.equal(compiled.ids, engine(policy, "fast").generate(PROMPTS, 1, 6, GREEDY).ids)
-
-
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("sampling", [Sampling(0.7), Sampling(top_k=5), Sampling(1.5, top_p=0.8)])
 def test_sampling_logprobs_equal_recomputed_ones(policy, name, sampling):

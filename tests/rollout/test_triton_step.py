@@ -211,17 +211,6 @@ def test_tiles_fit_the_shared_memory_of_a_small_gpu(rows, hidden, inner, head_di
             assert p.stages >= 2 and p.depth >= 32
 
 
-@pytest.mark.parametrize("rows", [17, 64, 96, 97, 128, 256])
-@pytest.mark.parametrize(("hidden", "inner"), [(896, 4864), (1024, 3072), (1536, 8960), (2048, 8192)])
-def test_gate_and_up_are_shared_out_among_all_processors_of_a_large_gpu(rows, hidden, inner):
-    tile = tiles.tiles_for(rows, 227 * 1024, 132, hidden, inner, 64, False).gate_up
-    programs = -(-inner // (tile.columns + tile.more)) * -(-rows // tile.rows)
-    assert 90 < programs <= 132  # each has its own processor
-    assert tile.more < tile.columns and tile.columns & (tile.columns - 1) == tile.more & (tile.more - 1) == 0
-    small = tiles.tiles_for(rows, tiles.LEAST_SHARED, 132, hidden, inner, 64, False).gate_up
-    assert small.more == 0
-
-
 @pytest.mark.parametrize(("columns", "more", "preloaded"), [(16, 0, 0), (32, 8, 1), (16, 8, 2)])
 def test_gate_and_up_in_two_tiles_are_what_the_products_say(columns, more, preloaded):
     torch.manual_seed(0)
