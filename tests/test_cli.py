@@ -5,13 +5,12 @@ import shlex
 import subprocess
 import sys
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from rlcourse import cli, doctor, evaluation, memory, publish
+from rlcourse import cli, doctor, evaluation, memory
 from rlcourse import train as trainer
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.measure.shapes import model_shape
@@ -155,12 +154,6 @@ def test_sft_takes_its_options_and_says_what_it_achieved(monkeypatch):
     assert calls[1:] == [{"name": "mine", "steps": 80}]  # and nothing that wasn't said
 
 
-def test_merge_names_the_adapter(monkeypatch, tmp_path):
-    calls = []
-    monkeypatch.setattr(publish, "merge_adapter", lambda *call: calls.append(call) or Path("the/adapter"))
-    done = invoke("merge", "runs/x", "--output", str(tmp_path / "new"))
-    assert calls == [(Path("runs/x"), tmp_path / "new")]
-    assert "the/adapter is merged into its base" in done.output and f"eval --model {tmp_path / 'new'}" in done.output
 
 
 def test_doctor_survives_an_install_without_torch():

@@ -63,11 +63,6 @@ def test_a_whole_number_is_a_float_too():
     assert type(config.lr) is float and type(config.kl_coef) is float
 
 
-def test_the_reference_is_kept_where_it_is_measured_or_weighed():
-    assert not make_config().needs_reference
-    assert make_config(kl_coef=0).needs_reference and make_config(kl_coef=0.1).needs_reference
-
-
 def test_the_presets_and_algorithms_are_those_of_the_papers():
     """The numbers that their authors give: clip-higher of DAPO, the clip of GSPO, the cap of CISPO. What a loss is made
     of is compared with the papers in test_step.py."""
@@ -78,8 +73,3 @@ def test_the_presets_and_algorithms_are_those_of_the_papers():
     assert several == {"ppo", "gspo", "cispo"}  # what they do with the ratio has no effect in one update
     special = {name for name in ALGORITHMS if make_config(algorithm=name).mask_truncated}
     assert special == {name for name in ALGORITHMS if make_config(algorithm=name).dynamic_sampling} == {"dapo"}
-
-
-def test_the_sampling_is_that_of_the_config():
-    sampling = make_config(temperature=0.5, top_k=7, top_p=0.9).sampling
-    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 7, 0.9)

@@ -48,15 +48,6 @@ def test_the_name_of_the_host_is_no_fact(monkeypatch):
     assert name not in json.dumps(doctor.gather())
 
 
-def test_report_shows_machine_checks_and_presets():
-    facts = json.loads(json.dumps(doctor.gather()))
-    assert facts["machine"]["cores"] >= 1 and facts["machine"]["memory_bytes"] > GB / 2
-    assert [row["fits"] for row in facts["presets"][1:4]] == [False] * 3
-    text = report(facts)
-    for word in ("processor", "torch", "kernel problems", "laptop", "a10g", "h200", "pip install wandb"):
-        assert word in text
-
-
 def test_every_missing_thing_but_a_gpu_has_a_command(monkeypatch):
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)

@@ -7,7 +7,6 @@ import pytest
 
 from rlcourse import files
 from rlcourse.files import (
-    new_folder,
     read_json,
     read_lines,
     try_file,
@@ -65,19 +64,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(path, monk
     assert path.read_text() == "old" and list(path.parent.iterdir()) == [path]
 
 
-def test_a_new_folder_is_there_as_a_whole_or_not_at_all(tmp_path):
-    final, left = tmp_path / "model", tmp_path / "model.writing"
-    left.mkdir()
-    (left / "cut short").touch()  # by a kill
-    with pytest.raises(KeyboardInterrupt), new_folder(final) as folder:
-        (folder / "half").touch()
-        raise KeyboardInterrupt
-    assert not any(tmp_path.iterdir())
-    final.mkdir()
-    with new_folder(final) as folder:
-        (folder / "weights").touch()
-        assert not any(final.iterdir())
-    assert [path.name for path in final.iterdir()] == ["weights"] and not left.exists()
 
 
 def test_a_disk_without_room_is_found_before_anything_is_made(tmp_path, monkeypatch):

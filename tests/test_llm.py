@@ -37,15 +37,6 @@ def test_tokens_texts_and_logprobs_belong_together(folder, engine, sampling):
         assert all(answer.tokens == group[0].tokens for group in found for answer in group)
 
 
-def test_it_sleeps_between_calls_and_the_seed_decides(folder):
-    llm, found = LLM(folder, device="cpu"), []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        found.append(llm.generate([[5, 6]], max_new_tokens=8, num_generations=4))
-        llm.sleep()
-    assert found[0] == found[1] != found[2]
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -79,12 +79,6 @@ def test_model_files_that_do_not_fit_each_other_are_refused(file, change, senten
     assert sentence in refusal(folder, ValueError)
 
 
-@pytest.mark.parametrize("template", ["{{ open", "{{ messages[5].content }}"])
-def test_a_chat_template_that_fails_is_refused(template, folder):
-    (folder / "chat_template.jinja").write_text(template)
-    assert "The chat template of " in refusal(folder, ValueError)
-
-
 def test_weights_that_are_not_finite_are_refused(folder):
     model = make_policy().model
     with torch.no_grad():

@@ -207,24 +207,6 @@ def test_without_a_budget_nobody_is_sent_back_and_room_is_used_again(small):
     assert engine.cache.shape[2] > cache.shape[2]
 
 
-@pytest.mark.thorough
-def test_answers_are_those_of_the_engine_with_room_for_all(small):
-    """Which answers there are depends on the processor: models are tried until rows move together, and
-    some are sent back with several tokens."""
-    for seed in range(3, 19):
-        policy = policy_that_ends(seed=seed)
-        engine = Watched(policy, 7, 8)
-        engine.overlap = 1
-        found = generate(engine, PROMPTS, 2, NEW, Sampling(0.8))
-        assert_same(found, with_room(policy, PROMPTS, 2, NEW, Sampling(0.8)))
-        taken_up = any(piece.end > len(PROMPTS[piece.completion // 2]) for piece in engine.pieces)
-        differ = len(found.completion_lengths.unique()) > 1
-        together = any(plan.compact for plan in engine.plans)
-        if differ and together and sent_back(engine.plans) and (taken_up or ON_GPU):
-            return
-    pytest.fail("nothing moved together, or nothing was sent back with several tokens")
-
-
 def test_what_was_sent_back_says_what_it_would_have_said(small):
     """Of three blocks two are the prompts' own, and one is shared."""
     policy = policy_that_ends()

@@ -148,13 +148,6 @@ def test_no_step_is_done_after_the_longest_that_can_be(every, late):
         assert device.live == [8] * steps
 
 
-def test_three_times_as_many_run_as_whole_caches_would_fit():
-    """16 blocks are two whole caches of 31 tokens; answers are short but for one."""
-    blocks, device = cache(16)
-    run(blocks, device, Request([ids(2)], 40, 30, [30, *[3] * 39]), slots=16, every=2)
-    assert max(device.live) >= 6
-
-
 @pytest.mark.parametrize("new", [9, 24])
 def test_nobody_is_sent_back_where_slots_and_prompts_have_blocks_for_full_lengths(new):
     """As the GPU engine has them without a budget: 60 completions of full length, six slots. No prompt is prefilled
