@@ -1,20 +1,13 @@
 """The engine as a program of one's own would use it."""
+# ruff: noqa: F811 (a fixture of toy.py)
 
 import pytest
 import torch
-from policies import logprobs_alone, make_policy
+from policies import logprobs_alone
+from toy import folder  # noqa: F401
 
 from rlcourse.llm import LLM
 from rlcourse.sampling import GREEDY, Sampling
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> str:
-    path, policy = tmp_path_factory.mktemp("model"), make_policy(3)
-    policy.model.generation_config.eos_token_id = list(range(0, 300, 9))
-    policy.model.save_pretrained(path)
-    policy.tokenizer.save_pretrained(path)
-    return str(path)
 
 
 @pytest.mark.parametrize("engine", ["fast", "hf-dynamic"])

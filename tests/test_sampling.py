@@ -37,15 +37,6 @@ def test_sample_tokens_returns_the_logprob_of_its_token_under_the_restricted_dis
     torch.testing.assert_close(logprobs, expected)
 
 
-def test_sample_tokens_follows_the_softmax():
-    torch.manual_seed(0)
-    draws = 100_000
-    tokens, _ = sample_tokens(LOGITS.expand(draws, 5), Sampling())
-    frequencies = torch.bincount(tokens, minlength=5) / draws
-    deviation = (LOGITS[0].softmax(-1) * (1 - LOGITS[0].softmax(-1)) / draws).sqrt()
-    assert ((frequencies - LOGITS[0].softmax(-1)).abs() < 5 * deviation).all()
-
-
 @pytest.mark.parametrize("bad", [{"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}])
 def test_settings_that_cannot_work_are_refused(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):

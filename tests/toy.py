@@ -49,7 +49,11 @@ def folder(tmp_path_factory) -> str:
 def use_the_toy(patch) -> None:
     patch.setattr(trainer, "task_of", lambda config: TOY)
     patch.setattr(trainer, "make_engine", lambda policy, *_: BruteForce(policy))
-    # A picture takes longer than such a run: tests/test_watch.py draws them.
+    without_picture(patch)
+
+
+def without_picture(patch) -> None:
+    """A picture takes longer than such a run: tests/test_watch.py draws them."""
     patch.setattr(
         "rlcourse.measure.plots.plot_run", lambda metrics, evals, path, *_: path.write_text(str(len(metrics)))
     )

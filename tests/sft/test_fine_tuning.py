@@ -8,7 +8,7 @@ import pytest
 import torch
 import toy
 from policies import DEVICE, BruteForce
-from toy import assert_same_run, lines, power_cut
+from toy import assert_same_run, lines, power_cut, without_picture
 from transformers import AutoModelForCausalLM
 
 from rlcourse.checkpoint import latest_checkpoint
@@ -35,16 +35,9 @@ def data(tmp_path_factory) -> str:
     return str(path)
 
 
-@pytest.fixture(autouse=True)
-def _no_picture(monkeypatch):
-    monkeypatch.setattr(
-        "rlcourse.measure.plots.plot_run",
-        lambda metrics, evals, path, *_: path.write_text(str(len(metrics))),
-    )
-
-
 @pytest.fixture
-def tiny(model_folder, data, tmp_path):
+def tiny(model_folder, data, tmp_path, monkeypatch):
+    without_picture(monkeypatch)
     return TINY | {"model": model_folder, "data": data, "output": str(tmp_path)}
 
 
@@ -149,7 +142,7 @@ def whole(request, model_folder, data, tmp_path_factory):
     """The options and the folder of an uninterrupted run."""
     output = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlcourse.measure.plots.plot_run", lambda *a: a[2].write_text("."))
+        without_picture(patch)
         fine_tune(make_config(**TINY | request.param | {"model": model_folder, "data": data, "output": str(output)}))
     return request.param, output / "run"
 
