@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlcourse.config import make_config
-from rlcourse.device import autocast, find_device, wanted_device
+from rlcourse.device import find_device, wanted_device
 
 
 @pytest.mark.parametrize("gpu", [True, False])
@@ -18,11 +18,3 @@ def test_bfloat16_asks_for_a_gpu_by_itself(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert wanted_device(make_config(dtype="bfloat16")) == "cuda"
     assert wanted_device(make_config(device="cuda")) == "cuda" and wanted_device(make_config()) == "cpu"
-
-
-def test_autocast_is_for_bfloat16_alone():
-    a = torch.ones(2, 2)
-    for dtype in ("float32", "bfloat16"):
-        with autocast(dtype, torch.device("cpu")):
-            assert (a @ a).dtype == getattr(torch, dtype)
-            assert dtype == "float32" or not torch.is_autocast_cache_enabled()

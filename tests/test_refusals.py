@@ -123,11 +123,6 @@ def test_a_run_whose_config_holds_what_cannot_be_is_not_resumed(tmp_path, real_t
 # How a command ends
 
 
-def test_code_that_ends_the_process_is_no_success(monkeypatch):
-    monkeypatch.setattr(trainer, "train", lambda *_: sys.exit(0))
-    assert refused("train", code=1) == "The code that was run ended the process by sys.exit(0).\n"
-
-
 @pytest.mark.parametrize(
     ("error", "sentence", "code"),
     [
@@ -138,6 +133,7 @@ def test_code_that_ends_the_process_is_no_success(monkeypatch):
         (ValueError(), "ValueError\n", 2),
         (KeyError("step"), "KeyError: 'step' (RLCOURSE_TRACEBACK=1 shows where.)\n", 1),
         (OSError(28, "No space", "runs/x/metrics.jsonl"), "No space: runs/x/metrics.jsonl.\n", 1),
+        (SystemExit(0), "The code that was run ended the process by sys.exit(0).\n", 1),  # which is no success
         (MemoryError(), "There is not enough memory. Lower --micro-batch-tokens", 1),
         (torch.OutOfMemoryError("CUDA out of memory."), "CUDA out of memory. Lower --micro-batch-tokens", 1),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "There is not enough memory. Lower", 1),

@@ -156,19 +156,12 @@ def test_the_engine_sleeps_where_it_should(sleep):
     assert Run(config_for(sleep=sleep)).engine.slept == sleep
 
 
-def test_cudnn_attention_is_off_within_a_step_alone():
-    flag = torch.backends.cuda.cudnn_sdp_enabled
-    kept, inside = flag(), []
-    try:
-        for before in (True, False):
-            torch.backends.cuda.enable_cudnn_sdp(before)
-
-            def look(learner):
-                learner.policy.model.model.register_forward_hook(lambda *_: inside.append(flag()))
-
-            run = Run(config_for(), change=look)
-            assert flag() == before and run.engine.cudnn == [False]
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(kept)
-    # logprobs_alone runs the hooked copies as well, outside of the step
-    assert not inside[-1]
+@pytest.mark.parametrize("before", [True, False])
+def test_cudnn_attention_is_off_within_a_step_alone(before, monkeypatch):
+    flag, inside, batching = torch.backends.cuda.cudnn_sdp_enabled, [], module.make_batch
+    monkeypatch.setattr(module, "make_batch", lambda *arguments: inside.append(flag()) or batching(*arguments))
+    kept = flag()
+    torch.backends.cuda.enable_cudnn_sdp(before)
+    run = Run(config_for())
+    assert flag() == before and run.engine.cudnn == inside == [False]
+    torch.backends.cuda.enable_cudnn_sdp(kept)

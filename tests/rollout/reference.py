@@ -25,3 +25,10 @@ def answers(rollout) -> list[list[int]]:
 
 def assert_logprobs_are_the_models(policy, rollout, sampling, atol: float = 1e-4) -> None:
     torch.testing.assert_close(rollout.logprobs, recomputed_logprobs(policy, rollout, sampling), atol=atol, rtol=0)
+
+
+def change(policy) -> None:
+    """The policy's weights, as an update would."""
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))

@@ -5,21 +5,17 @@ Dynamo traces and guards as for a GPU; what it traced is run as it is, since com
 
 import pytest
 import torch
-from policies import DEVICE, make_policy
+from policies import make_policy
 from reference import assert_logprobs_are_the_models
 from torch._dynamo.utils import counters
 
-from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.torch_engine import TorchEngine
 from rlcourse.sampling import GREEDY, Sampling
-
-SIZES = [(4, 5, 20), (7, 20, 20), (1, 3, 20), (32, 18, 40), (1, 60, 64), (64, 31, 33)]  # rows, length, room
-MOST = 4  # programs: one row, a cache that is full, and all others
 
 
 @pytest.fixture
 def traced(monkeypatch):
-    """`torch.compile` that only traces, fails at a graph break, and at more programs than a test allows."""
+    """`torch.compile` that only traces, and fails at a graph break."""
     compile = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **k: compile(f, backend="aot_eager", fullgraph=True, **k))
     torch._dynamo.reset()
@@ -28,33 +24,12 @@ def traced(monkeypatch):
     torch._dynamo.reset()
 
 
-def programs() -> int:
-    return counters["stats"]["unique_graphs"]
-
-
 def test_nothing_is_compiled_for_one_shape_alone_or_dies_at_the_recompile_limit(policy, monkeypatch):
-    """The two that follow show what this is for, in two minutes."""
+    """The one that follows shows what this is for, in two minutes."""
     options, compile = [], torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **k: options.append(k) or compile(f, **k))
     TorchEngine(policy, compile=True)
     assert len(options) == 2 and all(o.get("dynamic") is True and not o.get("fullgraph") for o in options)
-
-
-@torch.no_grad()
-@pytest.mark.thorough
-def test_a_compiled_layer_serves_more_sizes_than_may_be_recompiled(traced):
-    policy = make_policy(num_hidden_layers=1)
-    compiled, eager = (Decoder(policy.model, torch.float32, compile) for compile in (True, False))
-    with torch._dynamo.config.patch(recompile_limit=MOST):
-        for rows, length, room in SIZES:
-            torch.manual_seed(rows)
-            cache = torch.randn(1, 2, rows, 2, room, 8, device=DEVICE)
-            tokens, positions = torch.randint(200, (rows,)).to(DEVICE), torch.randint(length, (rows,)).to(DEVICE)
-            written = cache.clone()
-            found = compiled.decode(tokens, positions, written, length)
-            torch.testing.assert_close(found, eager.decode(tokens, positions, cache, length), atol=1e-4, rtol=1e-4)
-            torch.testing.assert_close(written, cache, atol=1e-4, rtol=1e-4)
-    assert programs() <= MOST < len(SIZES)
 
 
 @pytest.mark.thorough
@@ -71,3 +46,4 @@ def test_a_compiled_engine_answers_calls_of_all_sizes_and_samplings(traced):
     ):
         rollout = engine.generate(prompts, group, 12, sampling)
         assert_logprobs_are_the_models(policy, rollout, sampling)
+    assert counters["stats"]["unique_graphs"] <= 11  # for dozens of sizes

@@ -9,7 +9,7 @@ import pytest
 import torch
 import vllm_in_memory
 from policies import DEVICE, make_policy
-from reference import answers, assert_logprobs_are_the_models
+from reference import answers, assert_logprobs_are_the_models, change
 
 from rlcourse.rollout import make_engine, torch_engine, vllm
 from rlcourse.sampling import GREEDY, Sampling
@@ -126,9 +126,7 @@ def test_one_engine_answers_batch_after_batch(policy, name):
         for row in range(6):
             expected = greedy_by_hand(policy, prompts[row // 2], 8)
             assert answers(found)[row] == expected
-        with torch.no_grad():
-            for parameter in policy.model.parameters():
-                parameter.add_(0.1 * torch.randn_like(parameter))
+        change(policy)
     used.sleep()
     assert answers(used.generate(PROMPTS[:1], 1, 8, GREEDY)) == [greedy_by_hand(policy, PROMPTS[0], 8)]
     with pytest.raises(ValueError, match=r"270 tokens exceed the model's 256 positions"):

@@ -11,7 +11,7 @@ import pytest
 import torch
 import vllm_in_memory
 from policies import make_policy
-from reference import answers, assert_logprobs_are_the_models
+from reference import answers, assert_logprobs_are_the_models, change
 from safetensors.torch import load_file
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
@@ -39,12 +39,6 @@ def engine(policy, dtype=torch.float32, **options):
 def llm() -> vllm_in_memory.LLM:
     [made] = vllm_in_memory.LLM.made
     return made
-
-
-def change(policy):
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.7, top_k=4), Sampling(1.5, top_p=0.6)])

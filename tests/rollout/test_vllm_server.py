@@ -6,7 +6,7 @@ import pytest
 import torch
 import vllm_over_http
 from policies import make_policy
-from reference import assert_logprobs_are_the_models
+from reference import assert_logprobs_are_the_models, change
 
 from rlcourse.lora import add_adapter
 from rlcourse.rollout import make_engine, vllm_server
@@ -28,12 +28,6 @@ def served(tmp_path):
 
 def engine(policy, server, dtype=torch.float32):
     return make_engine(policy, f"vllm@{server.url}/", dtype)
-
-
-def change(policy):
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.7, top_k=4), Sampling(1.5, top_p=0.7), GREEDY])

@@ -85,13 +85,12 @@ def test_a_step_is_adamws_with_the_gradient_of_the_mean_loss(options, tiny):
         torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize(("epochs", "steps", "expected"), [(2, None, 12), (2, 4, 4)])
-def test_an_epoch_is_every_example_once(epochs, steps, expected, tiny, tmp_path):
+def test_an_epoch_is_every_example_once(tiny, tmp_path):
     """30 of the 33 are learned."""
-    config = make_config(**tiny | {"epochs": epochs, "steps": steps, "eval_every": 0, "save_every": 0, "lr": 0.0})
-    assert fine_tune(config)["steps"] == expected
+    config = make_config(**tiny | {"epochs": 2, "steps": None, "eval_every": 0, "save_every": 0, "lr": 0.0})
+    assert fine_tune(config)["steps"] == 12
     epoch = [line["epoch"] for line in lines(tmp_path / "run")["metrics"]]
-    assert epoch == pytest.approx([(i + 1) * 5 / 30 for i in range(expected)])
+    assert epoch == pytest.approx([(i + 1) * 5 / 30 for i in range(12)])
 
 
 def test_the_held_out_loss_is_that_of_the_examples_held_out(tiny):
