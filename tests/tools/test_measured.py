@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
 from rlcourse.tasks import Attempt, load_task
-from rlcourse.tasks.kernels.language import eager, read_computation, write
+from rlcourse.tasks.kernels.language import eager, parse, read_computation, write
 from rlcourse.tasks.kernels.lowering import lower
 from rlcourse.tasks.kernels.task import KernelProblem
 from tools import measured
@@ -53,6 +53,22 @@ def test_the_reward_is_by_measured_times_and_each_program_is_timed_once(clock):
     assert sorted(timed) == sorted(texts[:3])
     judged(task, CHAIN, *texts, training=False)
     assert len(timed) == 3
+
+
+def test_what_is_wrong_on_the_gpu_earns_nothing_and_is_not_timed(clock, monkeypatch):
+    task, timed = clock
+    honest, wrong = measured.run_of, parse(MERGED)
+
+    def run_of(computation, program):
+        run = honest(computation, program)
+        return (lambda *inputs: run(*inputs) + 1) if program == wrong else run
+
+    monkeypatch.setattr(measured, "run_of", run_of)
+    monkeypatch.setattr(task.stopwatch.pool, "map", lambda candidates: list(map(measured.is_right, candidates)))
+    broken, right = judged(task, CHAIN, MERGED, CHAIN.gold)
+    assert not broken.right and broken.reward(CONFIG) == 0 and broken.metrics["measured_speedup"] is None
+    assert right.right and right.reward(CONFIG) == pytest.approx(2.2)
+    assert MERGED not in timed
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="times programs on a GPU")
