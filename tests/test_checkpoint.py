@@ -4,11 +4,7 @@ import pytest
 import torch
 
 from rlcourse import checkpoint, files
-from rlcourse.checkpoint import (
-    latest_checkpoint,
-    load_state,
-    save_checkpoint,
-)
+from rlcourse.checkpoint import latest_checkpoint, load_state, save_checkpoint
 
 STATE = {"step": 3, "seconds": 1.25, "before": {"accuracy": 1 / 3, "samples": [{"text": "a", "right": True}]}}
 

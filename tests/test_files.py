@@ -6,13 +6,7 @@ import os
 import pytest
 
 from rlcourse import files
-from rlcourse.files import (
-    read_json,
-    read_lines,
-    try_file,
-    try_folder,
-    write_text,
-)
+from rlcourse.files import read_json, read_lines, try_file, try_folder, write_text
 
 BROKEN = {
     "empty": (b"", "is empty"),

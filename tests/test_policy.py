@@ -9,10 +9,7 @@ import torch
 from policies import make_policy
 from transformers import AutoTokenizer
 
-from rlcourse.policy import (
-    load_policy,
-    low_precision_copy,
-)
+from rlcourse.policy import load_policy, low_precision_copy
 
 
 @pytest.fixture

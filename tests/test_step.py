@@ -5,15 +5,7 @@ import time
 
 import pytest
 import torch
-from papers import (
-    FINISHED,
-    LENGTHS,
-    REWARDS,
-    ROWS,
-    Run,
-    assert_follows_the_paper,
-    config_for,
-)
+from papers import FINISHED, LENGTHS, REWARDS, ROWS, Run, assert_follows_the_paper, config_for
 from policies import FixedEngine
 
 from rlcourse import learner

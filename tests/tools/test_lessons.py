@@ -10,9 +10,7 @@ from rlcourse.course.lessons import gain
 from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.measure.records import KEYS
 from rlcourse.paths import data_folder
-from tools.lessons import (
-    curves,
-)
+from tools.lessons import curves
 
 CURVES = sorted((data_folder() / "curves").glob("*/*.json"))
 RECORDS = [path for path in CURVES if path.stem.startswith("lesson") or path.stem in ALGORITHMS]
