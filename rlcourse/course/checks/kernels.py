@@ -157,12 +157,8 @@ class Maker(Local):
 
 def meaning(error: ptx.PTXError) -> str:
     """What an error of the interpreter says about the kernel."""
-    if isinstance(error, ptx.Race) and "read it" in error.message:
-        return "Shared memory is written again before all warps have read it: a barrier is missing after the reads."
     if isinstance(error, ptx.Race) and "shared" in error.message:
-        if error.message.startswith("write"):
-            return "Two warps write to the same place of shared memory, and nothing says which of them is last."
-        return "One warp reads what another writes, and no barrier stands between the two, before the read or after it."
+        return "Two warps use the same shared memory and no barrier stands between: before the reads, or after them."
     return MEANING.get(type(error), "Two warps use the same bytes, at least one writes, and nothing says who is first.")
 
 

@@ -103,7 +103,7 @@ EDITS = {
         "no relu": (RELU, "", "relu is missing"),
     },
     "q10": {
-        "no second barrier": (LAST, "", "written again before"),
+        "no second barrier": (LAST, "", "no barrier stands"),
         "no root": ("cute.math.sqrt(everything)", "everything", "forgot the root"),
         "first warp alone": (
             "for warp in range_constexpr(4):\n                        e",
