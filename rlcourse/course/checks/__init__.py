@@ -5,6 +5,7 @@ a usual one. A check never raises, so that Run All always completes, unless RLCO
 (`rlcourse.course.grading`) runs the same cases against a function in another process.
 """
 
+import functools
 import html
 import importlib
 import os
@@ -203,10 +204,13 @@ class Question:
         """Try every case. Random inputs come from `seed`; the random numbers of the caller stay what they were."""
         result = Result(self.name, self.function)
         deadline = time.monotonic() + 3 * self.seconds
+        tried = functools.cache(function) if self.caller.kernels else function  # compiles once for all cases
         for case in self.cases:
             start = time.perf_counter()
             with torch.random.fork_rng(devices=[]):
-                message = self._message(case, function, seed, deadline - time.monotonic())
+                message = self._message(
+                    functools.partial(case.test, tried), function.limited, seed, deadline - time.monotonic()
+                )
             passed = message is None
             seconds = time.perf_counter() - start
             message = (message or "")[:MAX_MESSAGE]
@@ -215,14 +219,14 @@ class Question:
                 result.hint = self.hint
         return result
 
-    def _message(self, case: Case, function, seed: int, left: float) -> str | None:
+    def _message(self, test: Callable, limited: Callable, seed: int, left: float) -> str | None:
         """What went wrong in a case, None for nothing. left: the seconds that are left for the question."""
         torch.manual_seed(seed)
         if left <= 0:
             return "not tried: the cases before it took too long"
         try:
-            with function.limited(min(self.seconds, left)):
-                case.test(function)
+            with limited(min(self.seconds, left)):
+                test()
         except NotImplementedError:
             return NOT_IMPLEMENTED
         except AssertionError as error:

@@ -4,7 +4,6 @@ in the interpreter on tensors that the reader's code never sees.
 The PTX of somebody else's process may be any text, so sizes have limits, and whatever goes wrong is the kernel's fault.
 """
 
-import functools
 import linecache
 import math
 from collections.abc import Callable
@@ -182,11 +181,6 @@ def execute(f, tensors: dict[str, Tensor], **order) -> ptx.Report:
 
 def kernel_question(name: str, function: str, hint: str) -> Question:
     return Question(name, function, hint, seconds=SECONDS, caller=Maker)
-
-
-def compiled_once(f) -> Callable:
-    """`f` for a case that runs one kernel several times."""
-    return functools.cache(lambda: f())
 
 
 def all_written(out: Tensor, what: str) -> None:

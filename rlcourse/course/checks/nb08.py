@@ -7,13 +7,12 @@ from torch import Tensor
 
 import ptx_interpreter as ptx
 from rlcourse.course.checks import Question, draw
-from rlcourse.course.checks.kernels import check_kernel, compiled_once, kernel_question, loads
+from rlcourse.course.checks.kernels import check_kernel, kernel_question, loads
 
 q1 = kernel_question("q1", "AddTen", "Thread number i does element number i: read it, add 10, write it.")
 
 
 def check_add_ten(f, *sizes: int, spread: float = 1.0) -> None:
-    f = compiled_once(f)
     for n in sizes:
         a = spread * torch.randn(n)
         mistakes = {
@@ -76,7 +75,6 @@ q4.case("the sums, and each number read once")(lambda f: check_sum_of_three(f))
 
 @q4.case("whichever warp is faster")
 def _(f):
-    f = compiled_once(f)
     for order in ("warp", "random"):
         check_sum_of_three(f, order=order, seed=draw(0, 99))
 
@@ -100,7 +98,6 @@ q5.case("rows of 32")(lambda f: check_row_max(f, torch.randn(16, 32)))
 
 @q5.case("shorter rows, in which all numbers are negative")
 def _(f):
-    f = compiled_once(f)
     for n, scale in ((draw(17, 31), 1.0), (draw(2, 16), 1.0), (1, 1.0), (draw(17, 30), 1e36)):
         check_row_max(f, -scale * (1 + torch.rand(12, n)))
 
@@ -122,7 +119,6 @@ q6.case("squares of whole tiles")(lambda f: check_product(f, 16, 16, 16))
 
 @q6.case("any sizes")
 def _(f):
-    f = compiled_once(f)
     check_product(f, draw(9, 15), draw(3, 20), draw(17, 23))
     check_product(f, draw(1, 7), 1, draw(9, 15))
 
@@ -221,7 +217,6 @@ q9.case("the numbers, where n is a multiple of 8 x threads")(lambda f: check_rel
 
 @q9.case("any n: the last thread has less to do")
 def _(f):
-    f = compiled_once(f)
     for n in (draw(1, 7), 8 * draw(1, 20), 8 * draw(1, 20) + draw(1, 7), 1024 + draw(1, 7)):
         check_relu_squared(f, n)
 
@@ -259,7 +254,6 @@ q10.case("an odd number of rows: the last block has one")(lambda f: check_row_no
 
 @q10.case("in every order")
 def _(f):
-    f = compiled_once(f)
     for order, rows in (("warp", 4), ("serial", 4), ("random", 4), ("random", 3), ("random", 3)):
         check_row_norm(f, rows, order=order, seed=draw(0, 10**6))
 
@@ -279,7 +273,6 @@ q11.case("any number of rows")(lambda f: [check_row_sums(f, n) for n in (1, draw
 
 @q11.case("each number is copied once, and the next row is on its way")
 def _(f):
-    f = compiled_once(f)
     report = check_row_sums(f, 8)
     assert not loads(report) and report.read["x"] == 8 * 512, "Copy each row to shared memory, once, by cp.async."
     ahead = max(map(int, re.findall(r"wait_group\s+(\d+)", f().ptx)), default=0)

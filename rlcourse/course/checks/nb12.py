@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlcourse.course.checks import Question, between, compare, draw
 from rlcourse.course.checks.gradients import Numbers, by_autograd, norm_gradients
-from rlcourse.course.checks.kernels import check_kernel, compiled_once, kernel_question
+from rlcourse.course.checks.kernels import check_kernel, kernel_question
 
 q1 = Question("q1", "wrong_gradient", hint="A right gradient fits at some step; a wrong one at none.")
 STEPS = torch.tensor([10.0**-k for k in range(8)], dtype=torch.float64)
@@ -271,7 +271,6 @@ q7 = kernel_question("q7", "SoftmaxBackward", "Copy the colleague's lines; the c
 
 def check_dz(f, rows: tuple[int, ...] = (2,), lengths: tuple[int, ...] = (64,), offsets: tuple = (0,)) -> None:
     """offsets: each is added to all logits, which changes no probability."""
-    f = compiled_once(f)
     for count, n, offset in itertools.product(rows, lengths, offsets):
         z, g = 2 * torch.randn(count, n) + offset, torch.randn(count, n)
         wide, p = z.double().requires_grad_(), z.double().softmax(1)

@@ -1,18 +1,7 @@
 """Answers to the exercises of lesson 15."""
 
-import functools
-
 import torch
 from answers import ruled, solution
-
-
-# q1: what they divided by
-def divided_by(sums, tokens, rows, found, first=slice(None)):
-    total, means = sums.sum(0), sums / tokens[:, None]
-    right = total / tokens.sum()
-    ways = torch.stack([right, means.mean(0), means.sum(0), means[0], total / rows.sum(), right / len(sums)])[:, first]
-    near = (found[:, None, first] - ways).norm(dim=2) < 1e-3 * ways.norm(dim=1)
-    return near.int().argmax(1)
 
 
 # q2: few rounds
@@ -36,10 +25,12 @@ def partners(machine, rule=""):
     return found.float() if rule == "floats" else found
 
 
-RIGHT = {"q1": divided_by, "q2": partners}
+RIGHT = {"q2": partners}
 
 WRONG = {
-    "q1": {"one number": functools.partial(divided_by, first=slice(1))},
+    "q1": {
+        "one number": lambda sums, tokens, rows, found: solution("nb15", "q1")(sums[:, :1], tokens, rows, found[:, :1])
+    },
     "q2": ruled(
         partners,
         {
