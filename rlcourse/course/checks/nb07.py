@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, between, draw
+from rlcourse.course.checks import Question, between, compare, draw
 from rlcourse.course.checks.builders import Names, drawn_until, left_in, whole_number
 
 q1 = Question("q1", "attend_with_cache", hint="Write k and v at [row, position], then hide the slots after it.")
@@ -263,10 +263,8 @@ def slots_case(name: str, *rules: str) -> None:
     def _(f):
         inputs = drawn_until(deceiving, some_answers)
         found, times = whole_number(f(*inputs), 1, 20, "return a whole number from 1 to `most`"), times_by(*inputs)
-        if times[found - 1] > min(times) * (1 + 1e-6):
-            said = [said for rule, said in SLOT_RULES.items() if found == slots_by(*inputs, rule=rule)]
-            usual = f"{found} slots take {times[found - 1]:.4g} ms, the best number of them {min(times):.4g} ms."
-            raise AssertionError(" Or: ".join(said) or usual)
+        mistakes = {said: times[slots_by(*inputs, rule=rule) - 1] for rule, said in SLOT_RULES.items()}
+        compare(times[found - 1], min(times), mistakes, f"the time with {found} slots, in ms,")
 
 
 slots_case("a host that hides some rows", "no host")
