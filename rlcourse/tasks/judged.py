@@ -8,7 +8,9 @@ An answer that the task refuses is not shown to the model, and earns only what w
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
+from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
@@ -44,7 +46,6 @@ The answer:
 {mark}
 {text}
 {mark}"""
-MOST_CHARACTERS = 20_000  # of a reply that is searched for scores
 
 
 def with_judge(task: Task, judge: str, file: Path) -> "JudgedTask":
@@ -119,23 +120,17 @@ def key_of(model: str, conversation: Conversation) -> str:
 
 
 def read_scores(text: str, names: Iterable[str]) -> Scores | None:
-    """The scores in a reply: those of its one JSON object that has them all, whatever is around it.
+    """The scores in a reply: those of its one flat JSON object that has them all, whatever is around it.
 
     None if there is no such object, or two that differ: one may be quoted from the answer that is judged. What a model
     thinks before </think> is skipped.
     """
-    text, decoder, place, found = text.rpartition("</think>")[2], json.JSONDecoder(), 0, []
-    if len(text) > MOST_CHARACTERS:
-        return None
-    while (place := text.find("{", place)) >= 0:
-        try:
-            value, place = decoder.raw_decode(text, place)
-        except (ValueError, RecursionError):
-            place += 1
-            continue
-        scores = checked(value, names)
-        if scores is not None and scores not in found:
-            found.append(scores)
+    found = []
+    for piece in re.findall(r"\{[^{}]*+\}", text.rpartition("</think>")[2]):
+        with suppress(ValueError):  # no JSON
+            scores = checked(json.loads(piece), names)
+            if scores is not None and scores not in found:
+                found.append(scores)
     return found[0] if len(found) == 1 else None
 
 
