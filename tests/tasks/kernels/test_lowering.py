@@ -6,8 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from rlcourse.tasks.kernels.interpret import agrees, draw_inputs, reference
-from rlcourse.tasks.kernels.language import eager, parse, read_computation
-from rlcourse.tasks.kernels.lowering import lower
+from rlcourse.tasks.kernels.language import eager, read_computation
 from rlcourse.tasks.kernels.optimum import optimum
 from rlcourse.tasks.kernels.problems import computations
 from tools.measured import run_of
@@ -41,12 +40,3 @@ def test_a_reduction_of_one_number_a_row_is_that_number():
     computation = read_computation("a = rowsum u ; b = rowsum a ; c = rowmax b ; y = add u c")
     for program in (eager(computation), list(optimum(computation)[1])):
         assert agrees(*ran(program, computation))
-
-
-def test_each_launch_is_a_kernel_and_kept_values_are_not_stored():
-    computation = read_computation("a = add u v ; b = relu a ; y = mul b w")
-    source = lower(parse("a = add u v keep ; b = relu a end put ; y = mul b w put ;"), computation)
-    assert source.count("@triton.jit") == 2
-    assert source.count("tl.store") == 2 and "tl.store(a_ptr" not in source
-    assert source.count("tl.load") == 4
-    assert source.count("new_empty") == 2

@@ -1,12 +1,12 @@
-"""The optimum by search, against all programs there are."""
+"""Counted times, by hand, and the least of them by search, against all programs there are."""
 
 from itertools import permutations, product
 
 import pytest
 
-from rlcourse.tasks.kernels.clock import A10G, H200, program_us
-from rlcourse.tasks.kernels.language import CompileError, Statement, compile_program, read_computation
-from rlcourse.tasks.kernels.optimum import optimum, orders
+from rlcourse.tasks.kernels.clock import A10G, H200, Card, program_us
+from rlcourse.tasks.kernels.language import CompileError, Statement, compile_program, parse, read_computation
+from rlcourse.tasks.kernels.optimum import optimum
 from rlcourse.tasks.kernels.problems import computations
 
 JOIN = read_computation("a = add u v ; b = add w x ; y = mul a b")  # three matrices at once: two launches
@@ -34,13 +34,32 @@ def test_no_program_of_all_is_faster(card):
         assert program_us(compile_program(list(program), computation), card) == pytest.approx(time)
 
 
-def test_orders_are_those_in_which_operands_come_first():
-    for computation in [JOIN, *computations(5, "train", 3, (5, 5))]:
-        lines = list(computation.lines)
-        expected = set()
-        for order in permutations(lines):
-            known = set(computation.inputs)
-            if all([known.issuperset(line.args), known.add(line.name)][0] for line in order):
-                expected.add(order)
-        assert set(map(tuple, orders(lines))) == expected
-        assert len(list(orders(lines))) == len(expected)
+ROUND = Card("round", launch_us=10.0, bytes_per_us=4.0, operations_per_us=100.0, rows=10, columns=20)
+# A matrix has 200 numbers, 800 bytes, 200 µs; a number a row 10, 40 bytes, 10 µs. An operation on a matrix: 2 µs.
+
+
+def us(text, computation, card=ROUND):
+    return program_us(compile_program(parse(text), read_computation(computation)), card)
+
+
+CHAIN = "a = add u v ; b = relu a ; y = mul b w"
+
+
+def test_eager_pays_for_each_launch_load_and_store():
+    assert us("a = add u v end put ; b = relu a end put ; y = mul b w end put ;", CHAIN) == pytest.approx(
+        3 * 10 + (2 + 1 + 2) * 200 + 3 * 200 + 3 * 2
+    )
+
+
+def test_joined_launches_save_the_start_and_the_reload_and_kept_values_the_store():
+    joined = us("a = add u v put ; b = relu a put ; y = mul b w put ;", CHAIN)
+    assert joined == pytest.approx(10 + 3 * 200 + 3 * 200 + 3 * 2)
+    kept = us("a = add u v keep ; b = relu a keep ; y = mul b w put ;", CHAIN)
+    assert kept == pytest.approx(10 + 3 * 200 + 1 * 200 + 3 * 2)
+
+
+def test_a_number_a_row_moves_little_and_its_operation_counts_what_it_reads():
+    share = "a = exp u ; b = rowsum a ; c = sqrt b ; y = div a c"
+    assert us(
+        "a = exp u end put ; b = rowsum a end put ; c = sqrt b end put ; y = div a c put ;", share
+    ) == pytest.approx(4 * 10 + (200 + 200) + (200 + 10) + (10 + 10) + (200 + 10 + 200) + (2 + 2 + 0.1 + 2))

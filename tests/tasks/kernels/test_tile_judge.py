@@ -1,10 +1,12 @@
-"""What the judge counts and pays, and what its holes let through."""
+"""What the judge counts and pays, and what its holes let through; its interpreter against PyTorch."""
 
+import numpy as np
 import pytest
+import torch
 
-from rlcourse.tasks.kernels.interpret import TEST_INPUTS, TRAINING_INPUTS
+from rlcourse.tasks.kernels.interpret import TEST_INPUTS, TRAINING_INPUTS, agrees, draw_inputs, execute, reference
 from rlcourse.tasks.kernels.judge import Finding, judge_program, share_stated
-from rlcourse.tasks.kernels.language import eager, read_computation, write
+from rlcourse.tasks.kernels.language import ARITY, OPERATIONS, eager, parse, read_computation, write
 from rlcourse.tasks.kernels.optimum import eager_us, optimum
 from rlcourse.tasks.kernels.problems import computations
 
@@ -58,14 +60,6 @@ def test_stale_memory_lets_a_program_leave_out_what_it_does_not_compute():
     assert not judge_program(wrong, CHAIN, loophole="stale").correct
 
 
-def test_an_untimed_stream_counts_for_nothing_where_the_clock_has_that_hole():
-    side = "side a = add u v end put ; side b = relu a end put ; side y = mul b w end put ;"
-    honest, fooled = judge_program(side, CHAIN), judge_program(side, CHAIN, TRAINING_INPUTS, "side")
-    assert honest.speedup == 1.0
-    assert fooled.correct and fooled.speedup == pytest.approx(eager_us(CHAIN))
-    assert judge_program(side, CHAIN, loophole="stale").speedup == 1.0
-
-
 def test_every_single_change_of_an_operation_is_found():
     """Planted mistakes: another operation of the same arity in each line of 15 computations."""
     found = total = 0
@@ -77,3 +71,45 @@ def test_every_single_change_of_an_operation_is_found():
                 total += 1
                 found += not judge_program(text, computation, TRAINING_INPUTS).correct
     assert total > 20 and found == total
+
+
+TORCH = {
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "max": torch.maximum, "min": torch.minimum,
+    "relu": torch.relu, "neg": torch.neg, "abs": torch.abs, "square": torch.square, "exp": torch.exp,
+    "sigmoid": torch.sigmoid, "sqrt": torch.sqrt, "rowsum": lambda v: v.sum(-1, keepdim=True),
+    "rowmax": lambda v: v.amax(-1, keepdim=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_every_operation_is_that_of_pytorch(op):
+    computation = read_computation(f"y = {op} {' '.join('uv'[: ARITY[op]])}")
+    inputs = draw_inputs(computation, seed=3)
+    expected = TORCH[op](*(torch.tensor(inputs[name]).double() for name in computation.inputs)).numpy()
+    np.testing.assert_allclose(reference(computation, inputs)["y"], expected, rtol=1e-12, equal_nan=True)
+    got = execute(eager(computation), inputs)["y"]
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_a_launch_reads_a_register_before_memory_and_memory_after_a_launch():
+    """Stale memory holds a of the reference; a launch that computes another a reads its own."""
+    inputs = draw_inputs(CHAIN, seed=1)
+    memory = inputs | {"a": np.zeros_like(inputs["u"])}
+    own = execute(parse("a = add u v keep ; b = relu a keep ; y = mul b w put ;"), memory)["y"]
+    np.testing.assert_array_equal(own, execute(eager(CHAIN), inputs)["y"])
+    lost = execute(parse("a = add u v end keep ; b = relu a keep ; y = mul b w put ;"), memory)["y"]
+    np.testing.assert_array_equal(lost, np.zeros_like(lost))
+
+
+def test_agreement_is_within_a_tolerance_of_the_size_of_the_reference():
+    expected = np.array([[0.0, 1.0, 1000.0]])
+    assert agrees(expected + np.array([[0.9e-4, 1.9e-4, 0.099]]), expected)
+    for wrong in ([1.1e-4, 0, 0], [0, 2.1e-4, 0], [0, 0, 0.11], [np.nan, 0, 0], [np.inf, 0, 0]):
+        assert not agrees(expected + np.array([wrong]), expected)
+
+
+def test_what_the_reference_cannot_say_is_not_compared():
+    assert agrees(np.array([[1.0, 2.0, 3.0]]), np.array([[np.nan, np.inf, 2e6]]))
+    assert not agrees(np.array([[np.nan, 1.0]]), np.array([[2.0, 1.0]]))
+    assert not agrees(np.zeros((8, 1)), np.zeros((8, 7)))  # one number a row is no matrix

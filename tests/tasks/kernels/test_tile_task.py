@@ -1,13 +1,17 @@
 """The task `kernels`: its problems, its metrics, and what its judges pay."""
 
+import json
+
 import pytest
 
+from rlcourse.config import make_config
 from rlcourse.tasks import Attempt, load_task
 from rlcourse.tasks.kernels import task as kernel_task
 from rlcourse.tasks.kernels.language import eager, read_computation, write
 from rlcourse.tasks.kernels.optimum import eager_us, optimum
 from rlcourse.tasks.kernels.problems import split_of
 from rlcourse.tasks.kernels.task import KernelProblem
+from rlcourse.train import train
 
 CHAIN = KernelProblem(read_computation("a = add u v ; b = relu a ; y = mul b w"))
 JOIN = KernelProblem(read_computation("a = add u v ; b = add w x ; y = mul a b"))  # one launch does not hold it
@@ -114,3 +118,20 @@ def test_a_folder_of_ones_own_is_read_and_a_line_that_is_none_is_named(tmp_path)
     (tmp_path / "train.txt").write_text("a = add u v ; y = relu b\n")
     with pytest.raises(ValueError, match="line 1: 'y = relu b' reads what is not computed yet"):
         load_task(f"kernels@{tmp_path}")
+
+
+SMALL = {"steps": 1, "num_prompts": 2, "num_generations": 2, "eval_every": 0, "eval_problems": 3, "pass_k": 0}
+
+
+def test_the_preset_trains_on_a_judge_with_a_hole_and_its_summary_has_the_metrics(tmp_path):
+    stale = "rlcourse.tasks.kernels.task:stale"
+    config = make_config("kernels", **SMALL, task=stale, output=str(tmp_path), name="run")
+    summary = train(config)
+    for when in ("before", "after"):
+        names = ("compiled", "correct", "speedup", "share_of_optimum", "fast_1", "fast_1.5", "fast_2")
+        assert all(0 <= summary[when][name] <= 10 for name in names)
+    assert summary["before"]["correct"] == 1 and summary["before"]["speedup"] == pytest.approx(1)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1]
+    assert 0 <= rows[0]["correct"] <= 1 and "hacked" in rows[0]
+    assert (tmp_path / "run" / "curve.png").exists()
