@@ -18,14 +18,13 @@ from rlcourse.tasks.task import (
     Problem,
     Split,
     Task,
-    Verdict,
     in_format,
     mean_metrics,
     prompts_of,
 )
 
 __all__ = [
-    "TASKS", "Answer", "Attempt", "Judgement", "MathTask", "Problem", "Split", "Task", "Verdict", "check_task_name",
+    "TASKS", "Answer", "Attempt", "Judgement", "MathTask", "Problem", "Split", "Task", "check_task_name",
     "in_format", "load_task", "mean_metrics", "object_at", "prompts_of", "task_of",
 ]  # fmt: skip
 

@@ -20,7 +20,7 @@ from rlcourse.files import append_json, read_lines, write_text
 from rlcourse.interrupts import say
 from rlcourse.settings import model_and_address
 from rlcourse.tasks.llm_judge import Conversation, Endpoint
-from rlcourse.tasks.task import Attempt, Judgement, Task, Verdict
+from rlcourse.tasks.task import Attempt, Judgement, Task
 
 Scores = dict[str, float]
 
@@ -102,7 +102,7 @@ class JudgedTask:
         return [self.known.get(key) for key in keys]
 
 
-def is_refused(verdict: Verdict) -> bool:
+def is_refused(verdict: Judgement) -> bool:
     """Whether the task calls the answer a cheat, finds no program in it, or could not judge it."""
     return verdict.metrics.get("refused", 0.0) != 0.0 or verdict.words in NO_PROGRAM
 

@@ -38,8 +38,9 @@ class Attempt:
     finished: bool
 
 
-class Verdict(Protocol):
-    """A task's verdict on an attempt.
+@dataclass(frozen=True)
+class Judgement:
+    """A task's verdict on an attempt; anything with these attributes will do.
 
     right: what pass@k counts. metrics: the task's, by name, None where there is nothing to measure; means leave None
     out. reward: what training maximizes. words: the verdict for a reader, such as "wrong".
@@ -52,20 +53,10 @@ class Verdict(Protocol):
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """A `Verdict`."""
-
-    right: bool
-    metrics: dict[str, float | None]
-    reward: float
-    words: str
-
-
-@dataclass(frozen=True)
 class Answer(Attempt):
     """An attempt and its verdict."""
 
-    verdict: Verdict
+    verdict: Judgement
 
     right = property(attrgetter("verdict.right"))
     # If the verdict is `Readings`: right in the form asked for, right in any form, and in the form asked for.
@@ -90,7 +81,7 @@ class Task(Protocol):
         """The token ids that the policy continues."""
         ...
 
-    def judge(self, attempts: list[Attempt], training: bool) -> list[Verdict]:
+    def judge(self, attempts: list[Attempt], training: bool) -> list[Judgement]:
         """A verdict, with its reward, per attempt; an evaluation (`training` is False) may look more closely."""
         ...
 

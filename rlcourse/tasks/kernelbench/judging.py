@@ -23,7 +23,8 @@ from rlcourse.tasks.kernelbench import rules
 from rlcourse.tasks.kernelbench.candidate import SMALL, UNREADABLE, Candidate, Refused, alone, bandwidth, new_seed, way
 from rlcourse.tasks.kernelbench.cases import KINDS, chunk_size, digest, make_inputs, make_model, namespace
 from rlcourse.tasks.kernelbench.compare import Expected, expect, fault, some_chunks
-from rlcourse.tasks.kernelbench.problems import Problem, parse_answer, shapes
+from rlcourse.tasks.kernelbench.problems import parse_answer, shapes
+from rlcourse.tasks.task import Problem
 
 # What torch may do in a forward pass: allocate, view, move.
 ALLOWED = """empty empty_like empty_strided new_empty new_empty_strided new_zeros new_ones new_full zeros zeros_like
@@ -89,13 +90,13 @@ class Judge:
         self.way, why = way()
         if self.way == GUARD:
             warnings.warn(f"Kernels run as your own user here, with your files and your network: {why}", stacklevel=2)
-        self.sources = shapes(problem.source)
-        self.reference = namespace(problem.source)
+        self.sources = shapes(problem.question)
+        self.reference = namespace(problem.question)
         self.problems = [namespace(source) for source in self.sources]
         with alone(self.device):
             self.telling = self._telling()
         if not any(shape == 0 for shape, _ in self.telling):
-            raise ValueError(f"{problem.name}: a constant or an input solves this problem, so it tells nothing.")
+            raise ValueError(f"{problem.gold}: a constant or an input solves this problem, so it tells nothing.")
         self.baselines: dict[str, Times] = {}  # of "eager" and "empty", a trial without a model
 
     def judge(self, text: str) -> Verdict:
@@ -137,11 +138,11 @@ class Judge:
         """Time the baselines. Raises RuntimeError if they can't be measured."""
         try:
             with self._process() as candidate:
-                self._load(candidate, self.problem.source, "Model")
+                self._load(candidate, self.problem.question, "Model")
                 self._trial(candidate, 0, "timed", self.settings.compile_seconds)
                 self.baselines = {"eager": self._time(candidate, "timed"), "empty": self._time(candidate, "empty")}
         except Refused as error:
-            raise RuntimeError(f"{self.problem.name} itself does not run: {error.reason}: {error}") from None
+            raise RuntimeError(f"{self.problem.gold} itself does not run: {error.reason}: {error}") from None
 
     def _process(self) -> Candidate:
         return Candidate(self.way, self.device, self.settings.memory_bytes, self.settings.gpu_bytes)

@@ -1,17 +1,17 @@
 """KernelBench's problems (Ouyang et al. 2025, arXiv:2502.10517), and others in its format.
 
 A problem is a Python text with a class `Model`, `get_inputs()` and `get_init_inputs()`. An answer is a text with a
-class `ModelNew` that computes the same by kernels of its own.
+class `ModelNew` that computes the same by kernels of its own. Here `question` is the text and `gold` the name.
 """
 
 import ast
 import hashlib
 import re
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 from rlcourse.hub import load_rows
+from rlcourse.tasks.task import Problem
 
 HUB = "ScalingIntelligence/KernelBench"
 TEST_SHARE = 0.2
@@ -29,25 +29,6 @@ batch sizes too.
 """
 
 
-@dataclass(frozen=True)
-class Problem:
-    name: str
-    source: str
-    level: int | None = None
-
-    @property
-    def question(self) -> str:
-        return self.source
-
-    @property
-    def gold(self) -> str:
-        return self.name
-
-    @property
-    def prompt(self) -> str:
-        return PROMPT.format(source=self.source.strip())
-
-
 def load_problems(folder: str | None = None) -> tuple[list[Problem], list[Problem]]:
     """Level 1's problems to train on, 80%, and to test, 20% by a hash of the name, each sorted by number.
 
@@ -55,8 +36,8 @@ def load_problems(folder: str | None = None) -> tuple[list[Problem], list[Proble
     FileNotFoundError if it doesn't, ConnectionError if the hub can't be read.
     """
     found = sorted(from_folder(Path(folder) / "level1") if folder else from_hub())  # (number, name, source)
-    problems = [Problem(name, source) for _, name, source in found]
-    ordered = sorted(problems, key=lambda problem: hashlib.blake2b(problem.name.encode()).digest())
+    problems = [Problem(source, "", name) for _, name, source in found]
+    ordered = sorted(problems, key=lambda problem: hashlib.blake2b(problem.gold.encode()).digest())
     test = set(ordered[: round(TEST_SHARE * len(ordered))])
     return [p for p in problems if p not in test], [p for p in problems if p in test]
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rlcourse.tasks.kernelbench.judging import Settings, judge_of
-from rlcourse.tasks.kernelbench.problems import Problem, load_problems
-from rlcourse.tasks.task import Attempt, Judgement, ListTask
+from rlcourse.tasks.kernelbench.problems import PROMPT, load_problems
+from rlcourse.tasks.task import Attempt, Judgement, ListTask, Problem
 
 if TYPE_CHECKING:
     from rlcourse.policy import Policy
@@ -42,7 +42,7 @@ class KernelTask(ListTask):
     metrics = METRICS
 
     def prompt(self, problem: Problem, policy: "Policy") -> list[int]:
-        return policy.prompt(problem.prompt, "")
+        return policy.prompt(PROMPT.format(source=problem.question.strip()))
 
     def judge(self, attempts: list[Attempt], training: bool) -> list[Judgement]:
         settings = self.settings

@@ -20,9 +20,9 @@ def folder(tmp_path):
 def test_a_folder_as_kernelbench_has_it_is_split_80_to_20_by_a_hash(folder):
     train, test = load_problems(str(folder))
     assert (len(train), len(test)) == (80, 20) and not set(train) & set(test)
-    numbers = [int(problem.name.removeprefix("problem_")) for problem in train]
-    assert numbers == sorted(numbers) and train[3].source == f"# {numbers[3]}\n"
-    assert [problem.name for problem in test[:3]] == ["problem_3", "problem_5", "problem_9"]  # the same everywhere
+    numbers = [int(problem.gold.removeprefix("problem_")) for problem in train]
+    assert numbers == sorted(numbers) and train[3].question == f"# {numbers[3]}\n"
+    assert [problem.gold for problem in test[:3]] == ["problem_3", "problem_5", "problem_9"]  # the same everywhere
 
 
 def test_a_folder_without_problems_is_refused(tmp_path):
@@ -45,16 +45,16 @@ def test_the_last_fenced_block_is_the_answer(text, code):
 
 def test_other_shapes_halve_what_the_inputs_alone_depend_on():
     first, second = (make_inputs(namespace(text), 0, "given", torch.device("cpu"))[0] for text in shapes(
-        ROW_PROBLEMS["layer_norm"].source))  # fmt: skip
+        ROW_PROBLEMS["layer_norm"].question))  # fmt: skip
     assert first.shape == (12, 200) and second.shape == (6, 200)  # `dim` is the weights' as well
-    a, b = make_inputs(namespace(shapes(ROW_PROBLEMS["matmul"].source)[1]), 0, "given", torch.device("cpu"))
+    a, b = make_inputs(namespace(shapes(ROW_PROBLEMS["matmul"].question)[1]), 0, "given", torch.device("cpu"))
     assert a.shape == (24, 64) and b.shape == (64, 24)
-    assert all("class Model" not in text for text in shapes(ROW_PROBLEMS["matmul"].source))
+    assert all("class Model" not in text for text in shapes(ROW_PROBLEMS["matmul"].question))
     assert len(shapes("def get_inputs():\n    return []\n")) == 1
 
 
 def test_inputs_follow_from_seed_and_kind_and_keep_their_structure():
-    problem, device = namespace(pointwise_problem("relu").source), torch.device("cpu")
+    problem, device = namespace(pointwise_problem("relu").question), torch.device("cpu")
     first = {kind: make_inputs(problem, 5, kind, device)[0] for kind in KINDS}
     for kind in KINDS:
         assert torch.equal(first[kind], make_inputs(problem, 5, kind, device)[0])

@@ -1,5 +1,7 @@
 """KernelBench as the trainer sees it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from texts import POINTWISE, fenced, pointwise_problem, pointwise_triton
@@ -28,7 +30,7 @@ def test_the_task_is_found_by_name_and_shares_out_a_folder(tmp_path):
 def test_what_cannot_be_judged_is_not_measured_and_what_was_cut_off_is_wrong(monkeypatch):
     task = KernelTask([], [], [])
     flat = pointwise_problem("relu")
-    flat = type(flat)("flat", flat.source.replace("torch.relu(x)", "x + 0"))
+    flat = replace(flat, question=flat.question.replace("torch.relu(x)", "x + 0"), gold="flat")
     cut, unknown, none = task.judge([attempt(RIGHT, False), attempt(RIGHT, problem=flat), attempt("no idea")], True)
     assert (cut.words, cut.reward, cut.metrics["compiled"], cut.metrics["speedup"]) == ("cut off", 0.0, 0.0, None)
     assert unknown.words.startswith("not judged: flat") and set(unknown.metrics.values()) == {None}

@@ -29,14 +29,14 @@ def text_of(body: str, before: str = "", init: str = "pass") -> str:
 
 def loaded(tmp_path, text: str, of=RELU, name: str = "ModelNew", seed: int = 7) -> Runner:
     runner = Runner(str(tmp_path))
-    setup = {"text": text, "name": name, "sources": shapes(of.source), "seed": seed, "device": "cpu"}
+    setup = {"text": text, "name": name, "sources": shapes(of.question), "seed": seed, "device": "cpu"}
     runner.load(setup | {"gpu_bytes": 1 << 30})
     return runner
 
 
 def test_a_trial_says_what_came_out_and_a_checked_one_how(tmp_path):
     runner = loaded(tmp_path, text_of("return torch.relu(x)"))
-    [x] = make_inputs(namespace(shapes(RELU.source)[1]), 5, "signed", CPU)
+    [x] = make_inputs(namespace(shapes(RELU.question)[1]), 5, "signed", CPU)
     checked, timed = runner.run(5, 1, "signed", "checked"), runner.run(5, 1, "signed", "timed")
     for found in (checked, timed):
         assert found["digest"] == digest([torch.relu(x)])
@@ -72,7 +72,7 @@ def test_a_clock_that_the_text_has_changed_is_not_the_one_that_counts(tmp_path, 
 def test_equal_models_have_equal_weights_and_another_seed_others(tmp_path):
     layer = "self.layer = nn.Linear(50, 4)"
     of = problem("linear", "self.layer(x)", "torch.rand(6, 50)", layer)
-    reference = make_model(namespace(of.source), "Model", namespace(of.source), 7, CPU)
+    reference = make_model(namespace(of.question), "Model", namespace(of.question), 7, CPU)
     text = text_of("return self.layer(x)", init=layer)
     found = [loaded(tmp_path, text, of, seed=seed).model.layer.weight for seed in (7, 8)]
     assert torch.equal(found[0], reference.layer.weight) and not torch.equal(found[0], found[1])

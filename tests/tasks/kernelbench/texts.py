@@ -1,6 +1,6 @@
 """Problems in KernelBench's format, and right kernels for them in Triton and CuTe DSL, as models write them."""
 
-from rlcourse.tasks.kernelbench.problems import Problem
+from rlcourse.tasks import Problem
 
 TRITON = """import torch
 import torch.nn as nn
@@ -23,7 +23,7 @@ def problem(name: str, forward: str, inputs: str, init: str = "", arguments: str
         f"    def forward(self, {arguments}):\n        return {forward}\n\n"
         f"def get_inputs():\n    return [{inputs}]\n\ndef get_init_inputs():\n    return []\n"
     )
-    return Problem(name, source)
+    return Problem(source, "", name)
 
 
 def pointwise_problem(name: str, rows: int = 24, columns: int = 1000) -> Problem:
