@@ -137,13 +137,6 @@ def test_a_judge_that_fails_is_counted_and_said_and_what_was_measured_stays(said
     assert "The judge gave no scores for 2 of 2: " in capsys.readouterr().out
 
 
-def test_metrics_are_the_tasks_and_the_judges_in_their_order(tmp_path):
-    task = judged(lambda user: scores(0.5), tmp_path)
-    found = task.judge(attempts("right", "right", "cheats"), training=True)
-    assert list(task.metrics) == [*Task().metrics, *METRICS]
-    assert all(list(verdict.metrics) == list(task.metrics) for verdict in found)
-
-
 def test_the_judge_sees_problem_and_answer_between_lines_that_the_answer_cannot_contain(tmp_path):
     task = judged(lambda user: scores(0.5), tmp_path)
     task.judge(attempts("right {here}"), training=True)

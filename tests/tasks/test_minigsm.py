@@ -5,7 +5,7 @@ import pytest
 
 from rlcourse import paths
 from rlcourse.tasks import load_task, minigsm
-from rlcourse.tasks.minigsm import BOXES, BOYS, GIRLS, THINGS, calculate, generate
+from rlcourse.tasks.minigsm import BOXES, BOYS, GIRLS, THINGS, generate
 from tools.embedded.problems import MINIGSM, write_minigsm
 
 WORDS = {"twice": 2, "three times": 3, "four times": 4, "five times": 5}
@@ -70,13 +70,6 @@ def test_no_problem_is_in_two_splits_whatever_its_names(shipped):
     for one, other in [("train", "validation"), ("train", "test"), ("validation", "test")]:
         assert not set(skeletons[one]) & set(skeletons[other])
     assert not demonstrated & {s for own in skeletons.values() for s in own}
-
-
-def test_calculations_that_are_not_asked_for_give_none():
-    right = [(12, "+", 7, 19), (12, "-", 13, -1), (15, "*", 9, 135), (56, "/", 8, 7)]
-    not_asked = [(10, "*", 10, None), (57, "/", 8, None), (50, "/", 10, None), (7, "/", 1, None)]
-    for left, op, by, result in right + not_asked:
-        assert calculate(left, op, by) == result
 
 
 def test_a_slip_is_carried_into_the_later_steps():

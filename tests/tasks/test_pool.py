@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,32 @@ import pytest
 
 from rlcourse.tasks.pool import Failed, JudgePool
 
+
+def judge(item):
+    """In another process: does what the item says."""
+    what, *rest = item
+    if what == "double":
+        return 2 * rest[0]
+    if what == "sleep":
+        time.sleep(rest[0])
+        return os.getpid(), "torch" in sys.modules
+    if what == "hang":  # deaf to all but SIGKILL, in C, and with a child; says who it is
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        subprocess.Popen(["sleep", "1000"])
+        Path(rest[0]).write_text(str(os.getpid()))
+        return len(str(9 ** (9**9)))
+    if what == "die":
+        os._exit(0)
+    if what == "raise":
+        raise ValueError("what a judgement")
+    if what == "print":
+        print("{" * 100_000, file=sys.stdout, flush=True)
+        os.write(1, b"noise")
+        return sys.stdin.read()
+    if what == "fill":
+        return len(bytearray(rest[0]))
+
+
 DOUBLES = [("double", n) for n in range(12)]
 DOUBLED = [2 * n for _, n in DOUBLES]
 
@@ -20,7 +47,7 @@ DOUBLED = [2 * n for _, n in DOUBLES]
 def pool():
     patch = pytest.MonkeyPatch()
     patch.setattr(sys, "path", [str(Path(__file__).parent), *sys.path])
-    pool = JudgePool("judges:judge", processes=2, seconds=2.0)
+    pool = JudgePool("test_pool:judge", processes=2, seconds=2.0)
     yield pool
     pool.close()
     patch.undo()
@@ -75,7 +102,7 @@ def test_a_process_that_ended_while_it_was_idle_costs_nobody(pool):
 def test_a_process_whose_caller_was_killed_ends_by_itself(pool, tmp_path):
     file = tmp_path / "pid"
     source = "import sys; from rlcourse.tasks.pool import JudgePool\n"
-    source += "JudgePool('judges:judge', processes=1, seconds=1).map([('hang', sys.argv[1])])"
+    source += "JudgePool('test_pool:judge', processes=1, seconds=1).map([('hang', sys.argv[1])])"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     caller = subprocess.Popen([sys.executable, "-P", "-c", source, str(file)], env=environment)
     while caller.poll() is None and not (file.exists() and file.read_text()):
@@ -92,17 +119,17 @@ def test_a_process_whose_caller_was_killed_ends_by_itself(pool, tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
 def test_memory_is_limited_where_that_is_asked_for(pool):
-    small = JudgePool("judges:judge", processes=1, seconds=20, memory_gb=1.0)
+    small = JudgePool("test_pool:judge", processes=1, seconds=20, memory_gb=1.0)
     assert small.map([("fill", 2 * 10**9), ("fill", 10**6)]) == [Failed("MemoryError: "), 10**6]
 
 
 def test_a_judge_that_cannot_be_loaded_ends_the_run(pool):
-    with pytest.raises(ValueError, match="There is no 'nothing' in judges"):
-        JudgePool("judges:nothing", processes=1, seconds=1)
+    with pytest.raises(ValueError, match="There is no 'nothing' in test_pool"):
+        JudgePool("test_pool:nothing", processes=1, seconds=1)
 
 
 def test_the_processes_end_with_the_pool(pool):
-    other = JudgePool("judges:judge", processes=1, seconds=5)
+    other = JudgePool("test_pool:judge", processes=1, seconds=5)
     [(pid, _)] = other.map([("sleep", 0)])
     del other
     gc.collect()

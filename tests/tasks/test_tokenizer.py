@@ -41,15 +41,6 @@ def test_each_digit_is_its_own_token(tokenizer):
     assert not any(len(t) > 1 and any(c.isascii() and c.isdigit() for c in t) for t in tokenizer.get_vocab())
 
 
-def test_special_tokens_are_single_and_have_their_roles(tokenizer):
-    assert (tokenizer.pad_token, tokenizer.eos_token) == ("<|endoftext|>", "<|im_end|>")
-    assert tokenizer.bos_token is None
-    for token in ("<|endoftext|>", "<|im_start|>", "<|im_end|>"):
-        assert ids(tokenizer, f"a{token}b")[1:-1] == [tokenizer.convert_tokens_to_ids(token)]
-        assert tokenizer.decode(ids(tokenizer, f"a{token}b"), skip_special_tokens=True) == "ab"
-    assert len({tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_start|>")}) == 3
-
-
 def test_turns_are_chatml_without_a_default_system_turn(tokenizer):
     user, system = {"role": "user", "content": "How many?"}, {"role": "system", "content": "Be brief."}
     reply = {"role": "assistant", "content": "#### 2"}
@@ -63,9 +54,3 @@ def test_turns_are_chatml_without_a_default_system_turn(tokenizer):
     assert render(user, reply, prompt=False) == asked + "<|im_start|>assistant\n#### 2<|im_end|>\n"
     encoded = tokenizer.apply_chat_template([user], add_generation_prompt=True)["input_ids"]
     assert encoded == ids(tokenizer, render(user, prompt=True))
-
-
-def test_training_repeats_itself():
-    one, two = (train_tokenizer(minigsm_texts(500), 400) for _ in range(2))
-    assert one.backend_tokenizer.to_str() == two.backend_tokenizer.to_str()
-    assert list(minigsm_texts(50)) == list(minigsm_texts(50)) != list(minigsm_texts(50, seed=8))
