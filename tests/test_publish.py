@@ -47,7 +47,7 @@ def runs(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("somebody")
     shutil.copytree(EMBEDDED, place / "my-base")
     train = ["train", *TINY.split(), "--output", place]
-    with patch.object(Readings, "reward", lambda self, config: float(self.right) - 1):  # so that wrong ones teach
+    with patch.object(Readings, "reward", property(lambda self: float(self.right) - 1)):  # so that wrong ones teach
         command(*train, "--name", "model", "--steps", 2, "--examples", 1, "--max-prompt-tokens", 150)
         command(*train, "--name", "adapter", "--steps", 1, "--lora-rank", 2, "--model", place / "my-base")
     return place
