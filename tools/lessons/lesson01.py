@@ -41,7 +41,7 @@ def record(variant: str) -> None:
     settings, offset = {name: value for name, value in setup.items() if name != "offset"}, setup["offset"]
 
     def run(seed: int) -> dict[str, Any]:
-        with mock.patch.object(Readings, "reward", lambda self, config: self.right + offset):
+        with mock.patch.object(Readings, "reward", property(lambda self: self.right + offset)):
             measured = train_and_read(**settings, seed=seed)
         return {key: measured[key] for key in ("evals", "rewards")}
 
