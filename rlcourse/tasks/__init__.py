@@ -10,6 +10,7 @@ import re
 import sys
 from typing import Any
 
+from rlcourse.interrupts import say
 from rlcourse.tasks.task import (
     Answer,
     Attempt,
@@ -67,11 +68,20 @@ def load_task(name: str) -> Task:
 
 
 def task_of(config: Any) -> Task:
-    """The config's task, with the reading of answers and the worked examples that it asks for.
+    """The config's task, with the rewards and the worked examples that it asks for.
 
-    Raises what `load_task` does, and ValueError for examples of a task that has none.
+    Says which problems are both trained on and tested. Raises what `load_task` does, and ValueError for examples of a
+    task that has none.
     """
     task = load_task(config.task)
+    known = {problem.question for problem in task.problems("train")}
+    for split in ("validation", "test"):
+        problems = task.problems(split)
+        if shared := [problem.question for problem in problems if problem.question in known]:
+            say(
+                f"{len(shared):,} of {len(problems):,} {split} problems of {config.task} are also trained on, so they "
+                f"say nothing about new ones: take them out of one of the two. The first: “{shared[0][:100]}”"
+            )
     if isinstance(task, MathTask):
         return task.with_settings(config)
     if config.examples:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlcourse.files import read_bytes
-from rlcourse.interrupts import say
 from rlcourse.tasks.task import Problem
 from rlcourse.tasks.verify import plain, to_number
 
@@ -35,14 +34,7 @@ def read_train_and_test(folder: str, parse: Callable[[bytes], Problem], remedy: 
     for file in files:
         if not file.is_file():
             raise FileNotFoundError(f"There is no {file}: name a folder with train.jsonl and test.jsonl {remedy}.")
-    train, test = (read_problems(file, parse) for file in files)
-    known = {problem.question for problem in train}
-    if both := [problem for problem in test if problem.question in known]:
-        say(
-            f"{len(both):,} of {len(test):,} problems of {files[1]} are in train.jsonl, too: take them out of one of "
-            f"the two, or the test says nothing about new problems. One is “{both[0].question[:100]}”"
-        )
-    return [train, test]
+    return [read_problems(file, parse) for file in files]
 
 
 def hold_out(problems: list[Problem], count: int) -> tuple[list[Problem], list[Problem]]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import datasets
 import pytest
 
-from rlcourse.tasks import load_task
+from rlcourse.config import make_config
+from rlcourse.tasks import load_task, task_of
 from rlcourse.tasks.gsm8k import VALIDATION, load
 from rlcourse.tasks.verify import Readings, extract_lenient, extract_strict, to_number, verify
 
@@ -64,9 +65,12 @@ def test_the_task_judges_worked_answers_and_asks_for_the_strict_form(folder):
     assert not task.verify(task.instruction, "2000").formatted
 
 
-def test_a_test_problem_that_is_trained_on_is_said(tmp_path, capsys):
-    load(str(write(tmp_path / "gsm8k", rows(VALIDATION + 3), rows(4, start=VALIDATION + 2))))
-    assert "1 of 4 problems of" in capsys.readouterr().out
+def test_problems_that_are_both_trained_on_and_tested_are_said(tmp_path, capsys):
+    train = [*rows(3), *rows(VALIDATION - 2), *rows(2, start=2000)]  # the last are for validation
+    folder = write(tmp_path / "gsm8k", train, rows(4, start=2))
+    task_of(make_config(task=f"gsm8k@{folder}"))
+    said = capsys.readouterr().out
+    assert f"3 of {VALIDATION} validation problems" in said and "1 of 4 test problems" in said
 
 
 def test_the_hub_is_asked_when_no_folder_is_named(folder, monkeypatch):
