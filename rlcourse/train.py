@@ -160,7 +160,7 @@ class Trainer(TrainingLoop):
         self.setup(run, device, world)
         training_task = task
         if config.judge is not None:
-            from rlcourse.tasks.judged import with_judge  # a laptop has none
+            from rlcourse.tasks.llm_judge import with_judge  # a laptop has none
 
             answers = run.path / ("judge.jsonl" if world.rank == 0 else f"judge.{world.rank}.jsonl")
             training_task = with_judge(task, config.judge, answers)

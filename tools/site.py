@@ -35,7 +35,6 @@ API = {
         "tasks.jsonl",
         "tasks.tokenizer",
         "tasks.pool",
-        "tasks.judged",
         "tasks.llm_judge",
     ],
     "Kernels in a small language": [

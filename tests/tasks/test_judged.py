@@ -7,7 +7,7 @@ import pytest
 from rlcourse import train as trainer
 from rlcourse.config import make_config
 from rlcourse.tasks import Attempt, Judgement, Problem, load_task
-from rlcourse.tasks.judged import METRICS, OF_ANSWERS, OF_PROGRAMS, JudgedTask, read_scores, with_judge
+from rlcourse.tasks.llm_judge import METRICS, OF_ANSWERS, OF_PROGRAMS, JudgedTask, read_scores, with_judge
 
 VERDICTS = {  # of the measuring judge: earned, refused
     "right": (1.4, 0.0),
@@ -165,7 +165,7 @@ def test_the_judge_is_the_configs(tmp_path):
 
 def test_a_run_is_trained_with_the_judge_and_tested_without(model_folder, tmp_path, monkeypatch):
     says = Says(lambda user: scores(0.5, OF_ANSWERS) if hash(user) % 2 else None)
-    monkeypatch.setattr("rlcourse.tasks.judged.Endpoint", lambda *_: says)
+    monkeypatch.setattr("rlcourse.tasks.llm_judge.Endpoint", lambda *_: says)
     settings = {"num_prompts": 2, "num_generations": 2, "max_new_tokens": 3, "steps": 2, "eval_every": 1}
     settings |= {"eval_validation": 2, "eval_problems": 2, "pass_k": 0, "device": "cpu", "output": str(tmp_path)}
     settings |= {"engine": "hf-dynamic", "max_prompt_tokens": 200}
