@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlcourse.paths import data_folder
-from rlcourse.tasks.jsonl import gold_of, hold_out, parse_problem, read_problems, read_train_and_test
+from rlcourse.tasks.jsonl import hold_out, problem_of, read_problems, read_train_and_test
 from rlcourse.tasks.task import MathTask, Problem
 
 DIR_VARIABLE = "RLCOURSE_GSM8K_DIR"
@@ -32,7 +32,7 @@ def load(data_dir: str | None = None) -> MathTask:
     """
     folder = data_dir or os.environ.get(DIR_VARIABLE)
     if folder:
-        train, test = read_train_and_test(folder, parse_problem, f"in {NAMED}, or leave both out to use the hub")
+        train, test = read_train_and_test(folder, f"in {NAMED}, or leave both out to use the hub")
     else:
         from rlcourse.hub import load_rows
 
@@ -51,10 +51,6 @@ def load_minigsm(data_dir: str | None = None) -> MathTask:
     folder = data_folder() / "minigsm" if data_dir is None else Path(data_dir).expanduser()
     splits = (read_problems(folder / f"{split}.jsonl") for split in ("train", "validation", "test"))
     return MathTask("minigsm", "", *splits)
-
-
-def problem_of(row: dict[str, str]) -> Problem:
-    return Problem(row["question"], row["answer"], gold_of(row["answer"]))
 
 
 def without_annotations(problem: Problem) -> Problem:

@@ -15,26 +15,41 @@ PROVENANCE = (  # columns that say where a record is from, and nothing that a mo
     "id", "idx", "index", "uuid", "unique_id", "prompt_id", "source", "dataset", "split", "category", "topic",
     "subject", "level", "difficulty", "language", "license", "url", "timestamp", "model", "metadata",
 )  # fmt: skip
+EXAMPLE = '{"question": "...", "answer": "... #### 42"}'
 EMPTY = None, "", [], {}
 GROUPS = re.compile(r"(?<=[0-9])\s(?=[0-9]{3}(?![0-9]))")  # of digits: 12 345
 
 
-def read_problems(path: str | Path, parse: Callable[[bytes], Problem] | None = None) -> list[Problem]:
-    """The problems in a UTF-8 file with one JSON object per line; blank lines are skipped.
+def problem_of(record: dict[str, Any]) -> Problem:
+    """The problem in a record with `question`, an `answer` that ends in `#### NUMBER`, and maybe an integer `level`.
 
-    parse: makes a problem from a line, by default `parse_problem`. Raises FileNotFoundError if there is no such file,
-    ValueError if it can't be read, has no problems, or has a line that can't be used, which the message names.
+    Raises ValueError, with what is wrong.
     """
-    return [problem for _, problem in read_each_line(Path(path), parse or parse_problem, "problems")]
+    question, answer = texts_of(record, ("question", "answer"))
+    check_columns(record, {"question", "answer"})
+    level = record.get("level")
+    return Problem(question, answer, gold_of(answer), level if type(level) is int else None)
 
 
-def read_train_and_test(folder: str, parse: Callable[[bytes], Problem], remedy: str) -> list[list[Problem]]:
-    """The problems in train.jsonl and test.jsonl. remedy: where else to name a folder. Raises as `read_problems`."""
+def read_problems(
+    path: str | Path, of: Callable[[dict[str, Any]], Problem] = problem_of, example: str = EXAMPLE
+) -> list[Problem]:
+    """The problems in a UTF-8 file with one JSON object per line, like `example`; blank lines are skipped.
+
+    of: makes a problem from a record. Raises FileNotFoundError if there is no such file, ValueError if it can't be
+    read, has no problems, or has a line that can't be used, which the message names.
+    """
+    return [p for _, p in read_each_line(Path(path), lambda line: of(parse_record(line, example)), "problems")]
+
+
+def read_train_and_test(folder: str, remedy: str, *form: Any) -> list[list[Problem]]:
+    """The problems in train.jsonl and test.jsonl. remedy: where else to name a folder; form: see `read_problems`,
+    which says what is raised."""
     files = [Path(folder).expanduser() / name for name in ("train.jsonl", "test.jsonl")]
     for file in files:
         if not file.is_file():
             raise FileNotFoundError(f"There is no {file}: name a folder with train.jsonl and test.jsonl {remedy}.")
-    return [read_problems(file, parse) for file in files]
+    return [read_problems(file, *form) for file in files]
 
 
 def hold_out(problems: list[Problem], count: int) -> tuple[list[Problem], list[Problem]]:
@@ -65,18 +80,6 @@ def read_each_line(path: Path, parse: Callable[[bytes], Parsed], what: str) -> l
     if not found:
         raise ValueError(f"{path} holds no {what}: it must have one per line.")
     return found
-
-
-def parse_problem(line: bytes) -> Problem:
-    """The problem on one line, with `question`, an `answer` that ends in `#### NUMBER`, and maybe an integer `level`.
-
-    Raises ValueError, with what is wrong.
-    """
-    record = parse_record(line, '{"question": "...", "answer": "... #### 42"}')
-    question, answer = texts_of(record, ("question", "answer"))
-    check_columns(record, {"question", "answer"})
-    level = record.get("level")
-    return Problem(question, answer, gold_of(answer), level if type(level) is int else None)
 
 
 def texts_of(record: dict[str, Any], keys: Iterable[str]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlcourse.hub import load_rows
 from rlcourse.tasks.boxed import as_written, last_box
-from rlcourse.tasks.jsonl import check_columns, hold_out, parse_record, read_train_and_test, texts_of
+from rlcourse.tasks.jsonl import check_columns, hold_out, read_train_and_test, texts_of
 from rlcourse.tasks.pool import Failed, JudgePool
 from rlcourse.tasks.task import Attempt, MathTask, Problem
 from rlcourse.tasks.verify import Readings, to_number
@@ -90,7 +90,7 @@ def load(data_dir: str | None = None) -> BoxedTask:
         raise ValueError("Task math compares answers with math-verify: `python -m pip install 'rlcourse[math]'`.")
     if data_dir:
         remedy = "in --task math@FOLDER, or leave it out to load DeepMath-103K and MATH-500 from the Hugging Face hub"
-        train, test = read_train_and_test(data_dir, lambda line: problem_of(parse_record(line, EXAMPLE)), remedy)
+        train, test = read_train_and_test(data_dir, remedy, problem_of, EXAMPLE)
     else:
         train, test = _from_hub()
     return BoxedTask("math", INSTRUCTION, *hold_out(train, VALIDATION), test)
