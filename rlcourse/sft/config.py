@@ -4,7 +4,7 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rlcourse.config import ENGINES, TrainConfig
+from rlcourse.config import TrainConfig
 from rlcourse.settings import COUNT, COUNT_OR_NONE, SEED, Settings, setting
 from rlcourse.tasks import TASKS, check_task_name
 
@@ -72,7 +72,6 @@ class SFTConfig(Settings):
     eval_problems: int = setting(
         200, "validation problems of the task answered greedily; 0 for none", within=COUNT_OR_NONE
     )
-    engine: str = setting("fast", "rollout engine that answers them", ENGINES)
     max_new_tokens: int = setting(80, "tokens of such an answer at most", within=COUNT)
 
     seed: int = setting(0, "seed of the order of examples and of an adapter's first weights", within=SEED)

@@ -81,7 +81,7 @@ class FineTuning(TrainingLoop):
         self.data_digest += fingerprint(self.task, self.policy)
         self.problems = self.task.problems("validation")[: config.eval_problems]
         dtype = getattr(torch, config.dtype)
-        self.engine = make_engine(self.policy, config.engine, dtype, config.compile, sleeps=True)
+        self.engine = make_engine(self.policy, "fast", dtype, config.compile, sleeps=True)
 
     def train_step(self) -> tuple[dict[str, Any], None]:
         """One optimizer step on the next examples. Returns what was measured: `loss`, nats per token of an answer,
