@@ -58,7 +58,7 @@ def saving_in_background(training: Any) -> Iterator[None]:
         "sampled": training.data_sampler.position,
         "seconds": training.seconds,
         "spent": dict(training.spent.seconds),
-        "before": training.before,
+        "before": training.test_before,
     }
     if training.device.type == "cuda":
         state["random"]["cuda"] = torch.cuda.get_rng_state(training.device)
@@ -82,7 +82,7 @@ def restore(training: Any) -> None:
     state, optimizer = load_state(checkpoint), training.optimizer
     try:
         state = training.world.shard_state(state, optimizer)
-        training.step, training.seconds, training.before = state["step"], state["seconds"], state["before"]
+        training.step, training.seconds, training.test_before = state["step"], state["seconds"], state["before"]
         optimizer.load_state_dict(state["optimizer"])
         if training.value_head is not None:
             training.value_head.load_state_dict(state["value_head"])

@@ -110,6 +110,6 @@ def run_summary(training: Any, after: dict[str, Any]) -> dict[str, Any]:
         "warnings": training.run.warned(),
         "folder": str(training.run.path),
         "metrics": training.metrics,
-        "before": training.before,
+        "before": training.test_before,
         "after": after,
     }

@@ -87,7 +87,7 @@ class TrainingLoop:
         torch.manual_seed(run.config.seed)
         self.policy = world.load(lambda place: policy_of_run(run.config, place, run.checkpoint), device)
         try_checkpoint(run.path, self.policy)
-        self.step, self.seconds, self.before = 0, 0.0, None
+        self.step, self.seconds, self.test_before = 0, 0.0, None
         self.spent = PhaseTimer(device)  # where the run's seconds go
 
     def finish_setup(self) -> None:
@@ -111,8 +111,8 @@ class TrainingLoop:
         config = self.config
         with self.run, saved_when_stopped(self, save) as stop:
             self.run.keep_config()
-            if self.before is None:
-                self.before = self.test("before")
+            if self.test_before is None:
+                self.test_before = self.test("before")
             bar = tqdm(total=config.steps, initial=self.step, desc=self.name, unit="step", dynamic_ncols=True)
             with bar:
                 self.validate_if_due(bar)  # at the start, and where a run was stopped before it came to that
@@ -211,7 +211,7 @@ class Trainer(TrainingLoop):
     def summary(self, after: dict[str, Any]) -> dict[str, Any]:
         first = self.task.problems("test")[0]
         return run_summary(self, after) | {
-            f"{self.headline}_before": self.before[self.headline],
+            f"{self.headline}_before": self.test_before[self.headline],
             f"{self.headline}_after": after[self.headline],
             "eval_problems": after["problems"],
             "prompt": self.policy.tokenizer.decode(self.task.prompt(first, self.policy)),  # how the model is asked
