@@ -89,7 +89,9 @@ def restore(training: Any) -> None:
         training.data_sampler.position = state["sampled"]
         had = state["belongs_to"]
         training.spent.seconds |= state["spent"]
-        set_random_state(state["random"], training.device)
+        torch.set_rng_state(state["random"]["cpu"])
+        if training.device.type == "cuda":
+            torch.cuda.set_rng_state(state["random"]["cuda"], training.device)
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError):
         raise damaged(checkpoint, "trainer.pt does not fit the model and the run") from None
     for what, now in belongs_to(training, training.policy.weights_digest).items():
@@ -207,9 +209,3 @@ def damaged(checkpoint: Path, why: str) -> ValueError:
 def _checkpoints(run_folder: Path) -> list[Path]:
     found = [path for path in (run_folder / "checkpoints").glob("step-*") if re.fullmatch(r"step-\d{6,}", path.name)]
     return sorted(found, key=step_of)
-
-
-def set_random_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], device)
