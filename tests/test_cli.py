@@ -154,8 +154,6 @@ def test_sft_takes_its_options_and_says_what_it_achieved(monkeypatch):
     assert calls[1:] == [{"name": "mine", "steps": 80}]  # and nothing that wasn't said
 
 
-
-
 def test_doctor_survives_an_install_without_torch():
     code = "import sys; sys.modules['torch'] = None; from rlcourse import cli; cli.main()"
     done = subprocess.run([sys.executable, "-c", code, "doctor"], capture_output=True, text=True, env=os.environ)

@@ -58,8 +58,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(path, monk
     assert path.read_text() == "old" and list(path.parent.iterdir()) == [path]
 
 
-
-
 def test_a_disk_without_room_is_found_before_anything_is_made(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"MB are free, .* MB are needed\): choose another\.$"):
         try_folder(tmp_path / "a" / "b", "choose another", needs_bytes=10**18)

@@ -66,8 +66,8 @@ def test_what_is_wrong_on_the_gpu_earns_nothing_and_is_not_timed(clock, monkeypa
     monkeypatch.setattr(measured, "run_of", run_of)
     monkeypatch.setattr(task.stopwatch.pool, "map", lambda candidates: list(map(measured.is_right, candidates)))
     broken, right = judged(task, CHAIN, MERGED, CHAIN.gold)
-    assert not broken.right and broken.reward(CONFIG) == 0 and broken.metrics["measured_speedup"] is None
-    assert right.right and right.reward(CONFIG) == pytest.approx(2.2)
+    assert not broken.right and broken.reward == 0 and broken.metrics["measured_speedup"] is None
+    assert right.right and right.reward == pytest.approx(2.2)
     assert MERGED not in timed
 
 
