@@ -12,6 +12,7 @@ import typer
 from rlcourse import cli
 from rlcourse.config import ALGORITHMS, make_config
 from rlcourse.llm import LLM
+from rlcourse.measure.records import load_record
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import load_task
 from tools import front
@@ -139,6 +140,12 @@ def test_the_answers_in_the_readme_are_those_of_the_embedded_model():
     [problem] = [problem for problem in load_task("minigsm").problems("test") if problem.question == question]
     [[answer]] = LLM("embedded").generate([question], Sampling(temperature=0.0))
     assert answer.text == before and after.endswith(f"#### {problem.gold}") and before != f"#### {problem.gold}"
+
+
+def test_a_step_is_as_much_faster_than_trls_as_the_readme_says():
+    steps = {(row["variant"], row["rows"]): row["step_s"] for row in load_record("step", "nvidia-h200")["results"]}
+    times = sorted(round(steps["trl-vllm", rows] / steps["rlcourse", rows]) for rows in (16, 64))
+    assert "[{} to {} times as long](RECORDS.md#next-to-peers)".format(*times) in TEXTS["README.md"]
 
 
 def test_the_readme_is_short():
