@@ -797,7 +797,7 @@ answers_bet.result(round(100 * small_update["update_s"] / large_update["update_s
 #
 # [exercises/06_where_time_goes.ipynb](../exercises/06_where_time_goes.ipynb): fix a busy fraction of 140%, find out
 # how many rows are free, spend two weeks of work well, and read self times from a trace. Then go on to [07 · From
-# generate to one CUDA graph a step](07_static_cache.ipynb).
+# generate to one CUDA graph per step](07_static_cache.ipynb).
 #
 # ## Further reading
 #

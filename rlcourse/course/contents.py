@@ -25,7 +25,7 @@ COURSE = {
     "05_full_loop": Lesson("The full loop", 3, "a reward that can be gamed; a real model, three endings"),
     "06_where_time_goes": Lesson("Where the time goes", 4, "one division bounds a speedup before you try it"),
     "07_static_cache": Lesson(
-        "From generate to one CUDA graph a step", 4, "a thousand launches become one: a CUDA graph in 20 lines"
+        "From generate to one CUDA graph per step", 4, "a thousand launches become one: a CUDA graph in 20 lines"
     ),
     "08_first_kernels": Lesson("First kernels in CuTe DSL", 4, "GPU kernels that you run, and break, without a GPU"),
     "09_decode_attention": Lesson(

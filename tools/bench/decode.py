@@ -1,4 +1,4 @@
-"""The ladder of decoding: from no cache to one CUDA graph a step, every rung on the same rows in one run."""
+"""The ladder of decoding: from no cache to one CUDA graph per step, every rung on the same rows in one run."""
 
 import dataclasses
 import heapq
