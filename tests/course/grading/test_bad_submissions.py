@@ -234,7 +234,7 @@ def test_a_grader_that_is_ended_leaves_no_process(number, tmp_path):
     path = write(tmp_path / "01_loop.ipynb", cells)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    command = [sys.executable, "-m", "rlcourse.cli", "grade", str(path)]
+    command = [sys.executable, "-m", "rlcourse", "grade", str(path)]
     grader = subprocess.Popen(command, env={"TMPDIR": str(temporary), "PATH": "/usr/bin:/bin"})
     deadline = time.monotonic() + 60
     while not workers(grader.pid) and time.monotonic() < deadline:
