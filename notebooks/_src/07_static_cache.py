@@ -427,8 +427,8 @@ for name, run in (
 #
 # All of it depends on there being **one** piece. `torch.compile` has two halves. *Dynamo* runs through the Python code
 # and collects operations in a graph; a *backend* makes a program of the graph. Where Dynamo meets something that it
-# can't put into a graph, it ends the graph, lets Python do that thing, and begins another: a **graph break**. So check.
-# A backend of our own can note what it's given:
+# can't put into a graph, it ends the graph, falls back to Python, and starts a new one: a **graph break**. So check. A
+# backend of our own can note what it's given:
 
 # %%
 torch._logging.set_logs(dynamo=logging.CRITICAL)  # Dynamo warns of breaks; here they are made on purpose
@@ -603,8 +603,8 @@ ax.set(yticks=[], xlim=(0, 1), xlabel="u", title=f"Ten tokens in tiles of 4 (col
 plt.show()
 
 # %% [markdown]
-# **The host looks only every few steps.** Has every row ended? To know, the host must read a flag, and to read it, wait
-# until the GPU has caught up. Between two looks, finished rows compute tokens that are ignored.
+# **The host looks only every few steps.** Has every row ended? To know, the host must read a flag, and that
+# read blocks until the GPU has caught up. Between two looks, finished rows compute tokens that are ignored.
 #
 # Here's what our own step is worth on the H200, and what kernels of our own add:
 
@@ -683,8 +683,8 @@ plt.show()
 
 # %% [markdown]
 # Here our step is {{ live["dynamic cache"] / live["our step"]:.1f }} times as fast as the dynamic cache, even without a
-# recording. {{ assert live["our step"] < live["dynamic cache"] < live["no cache"] }} The static cache isn't a step back
-# here: it's sized for these answers, so few slots are empty. {{ assert live["static cache"] < 1.15 * live["dynamic
+# recording. {{ assert live["our step"] < live["dynamic cache"] < live["no cache"] }} The static cache is hardly a step
+# back here: it's sized for these answers, so few slots are empty. {{ assert live["static cache"] < 1.15 * live["dynamic
 # cache"] }}
 #
 # ## 6 · More rows
@@ -846,9 +846,10 @@ waits, _, ours = kept_rate.values()
 
 # %% [markdown]
 # With lengths like these `generate` keeps at most {{ 100 * max(waits):.0f }}% of its rate, our engine at least {{ 100 *
-# min(ours):.0f }}%. {{ assert max(waits) < 0.6 < min(ours) }} Most of what ours loses is the tail in the figure, where
-# nothing is left to fill the slots: with steps that all take equally long it would keep {{ 100 * min(of_schedule):.0f
-# }}%. {{ assert all(1 - most > 0.5 * (1 - kept) > 0 for most, kept in zip(of_schedule, ours, strict=True)) }}
+# min(ours):.0f }}%. {{ assert max(waits) < 0.6 < min(ours) }} Ours loses most in the tail of the figure, where nothing
+# is left to fill the slots. If all steps took equally long it would keep {{ 100 * min(of_schedule):.0f }}%, and it
+# keeps more, since steps with few rows are shorter. {{ assert all(1 - most > 0.5 * (1 - kept) > 0 for most, kept in
+# zip(of_schedule, ours, strict=True)) }}
 #
 # And a training step? With {{ trl["rlcourse"]["rows"] }} rows the third rung takes TRL's step from {{
 # trl["trl-default"]["step_s"]:.2f }} s to {{ trl["trl-static-compiled"]["step_s"]:.2f }} s, and this package's takes {{

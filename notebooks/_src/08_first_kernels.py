@@ -647,7 +647,7 @@ print({name: k for name, k in report.instructions.items() if name.startswith("sh
 # %% [markdown]
 # Five shuffles per row, and no shared memory. They're inside `if row < x.shape[0]`, which is safe only because a row
 # has a whole warp, so all 32 lanes agree. Give a row to 16 lanes instead, and with an odd number of rows half of the
-# last warp has none. Below, those lanes wait at a barrier while the others wait for them at the shuffle.
+# last warp has no row. Below, those lanes wait at a barrier while the others wait for them at the shuffle.
 
 
 # %%

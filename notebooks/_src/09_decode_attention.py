@@ -15,7 +15,7 @@
 #
 # - what attention of one query token must read and compute, and why on paper it's memory-bound;
 # - the online softmax: three quantities, $m$, $l$ and acc, that can be merged in any order;
-# - to read three whole decode-attention kernels: on CUDA cores, with splits, and on tensor cores;
+# - to read the cores of three decode-attention kernels: on CUDA cores, with splits, and on tensor cores;
 # - to count bytes and instructions, and what counting can and can't say about time;
 # - what you gain when RoPE, the cache write and attention are one launch.
 #
@@ -55,7 +55,7 @@ H, K, D = 14, 2, 64  # query heads, key-value heads, head size: those of Qwen2.5
 SHARED = H // K  # query heads that share a key-value head
 
 # %% [markdown]
-# ## 1 · What one query token asks for
+# ## 1 · Bytes and operations of one query token
 #
 # A new token's query is compared with the keys of all $n$ tokens of its row, and their values are added up with the
 # weights that come out. Qwen2.5-0.5B has $H = 14$ query heads and $K = 2$ key-value heads, of size $D = 64$. Call a row
@@ -248,7 +248,7 @@ first_bet = bet(
 first_bet.result(100 * rate["attention-simple", SMALL])
 
 # %% [markdown]
-# Far less than a quarter, so idle SMs aren't the main reason. **Little's law** (1961) finds a better one: to use
+# Far less than a quarter, so idle SMs aren't all of it. **Little's law** (1961) finds a better one: to use
 # the full bandwidth, bandwidth times latency bytes must be *in flight* at any moment.
 
 # %%
@@ -268,7 +268,7 @@ little = asked / (GPUS["H200"].gb_per_s * 1e3 * LATENCY_US)
 #
 # A CTA of 128 threads for each pair, on CUDA cores (`rlcourse/course/kernels/decode_simple.py`). The kernel finds its
 # pair, and the row's slots: from `start`, behind the padding on the left, to the newest token (`position`), both read
-# on the GPU. Padding isn't masked, it isn't visited. Then `attend` goes through the tokens, and `finish` merges the
+# on the GPU. Padding is skipped, not masked. Then `attend` goes through the tokens, and `finish` merges the
 # CTA's partials and writes the output.
 
 # %% tags=["hide-input"]
@@ -313,8 +313,8 @@ excerpt(decode_simple, "@cute.jit\ndef attend", "@cute.jit\ndef take")
 
 # %% [markdown]
 # `take` puts one token into the online softmax of section 2. **Look for** the score: 8 products in a lane, then a sum
-# over the 8 lanes of a token. The lanes meet for nothing else. Each keeps a partial of its own, so nothing is merged in
-# the loop.
+# over the 8 lanes of a token. The lanes don't communicate otherwise. Each keeps a partial of its own, so nothing is
+# merged in the loop.
 
 # %%
 excerpt(decode_simple, "@cute.jit\ndef take", "@cute.jit\ndef begin")
@@ -480,10 +480,10 @@ for order in ("acq_rel", "relaxed"):
 
 # %% [markdown]
 # The interpreter doesn't wait for a wrong sum: it records who wrote each byte and what orders that before the reader,
-# and here it finds nothing. On a GPU the sum may be right in every test, and wrong on another card.
+# and in our kernel it finds nothing. On a GPU the sum may be right in every test, and wrong on another card.
 #
-# The split kernel, with blocks and warps in several orders. Who comes last differs, the result mustn't: the merge goes
-# through the partials in a fixed order, so even the bits are the same.
+# The split kernel, with blocks and warps in several orders. Which CTA finishes last varies; the result must not. The
+# merge goes through the partials in a fixed order, so even the bits are the same.
 
 # %%
 split = SplitDecode(H, K, D, padded=True, splits=4)
@@ -582,7 +582,7 @@ plt.show()
 # %% [markdown]
 # Take the keys as the right operand: a column is a token, rows are dimensions. From token 3, lane 13 needs the
 # dimensions 2, 3, 10, 11, then 18, 19, 26, 27 for the next product: scattered pairs of 4 bytes. The usual way is to
-# load tiles into shared memory and distribute them from there (`ldmatrix`). There's a shorter way. A score is a **sum**
+# load tiles into shared memory and distribute them from there (`ldmatrix`). A score is a **sum**
 # over dimensions, and a sum doesn't care about the order of its terms:
 #
 # $$q \cdot k = \sum_{d} q_d\, k_d = \sum_{j} q_{\pi(j)}\, k_{\pi(j)} \quad\text{for every permutation } \pi .$$
@@ -590,7 +590,7 @@ plt.show()
 # So "row $j$ of the right operand" may be any dimension, if the left operand has the same one in column $j$. Give lane
 # $c$ the dimensions $8c, \dots, 8c + 7$ of each 32, which is one load of 16 bytes. All that's needed is a *layout*
 # (lesson 08) from place in a pair of rows $p$, half $f$ and product $i$ to the number of a register: shape $((2, 2),
-# D/16)$, strides $((1, 2), 4)$. No register is moved.
+# D/16)$, strides $((1, 2), 4)$.
 
 # %%
 dimension = {}  # (row of a product, product): the dimension that stands there
@@ -673,9 +673,10 @@ gain = us["attention-split", LARGE] / us["attention-cute", LARGE]
 second_bet.result(gain)
 
 # %% [markdown]
-# {{ gain:.1f }} times, and with it {{ 100 * rate["attention-cute", LARGE]:.0f }}% of a copy: the new kernel **is**
-# memory-bound. {{ assert rate["attention-cute", LARGE] > 0.9 }} It's tempting to say that step 2 was bound by its
-# instructions, and that tensor cores fixed that. Check it before you say it.
+# {{ gain:.1f }} times. You could have known: step 2 was at {{ 100 * rate["attention-split", LARGE]:.0f }}% of a copy,
+# so {{ 1 / rate["attention-split", LARGE]:.1f }} times was about the most. Now it's at {{ 100 *
+# rate["attention-cute", LARGE]:.0f }}%: the new kernel **is** memory-bound. {{ assert rate["attention-cute",
+# LARGE] > 0.9 }} Was step 2 bound by instructions, and did tensor cores fix it?
 
 # %% [markdown]
 # ### One change at a time

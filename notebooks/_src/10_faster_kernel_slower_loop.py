@@ -523,8 +523,8 @@ except Exception as error:
     print(type(error).__name__ + ":", found[-1] if found else error)
 
 # %% [markdown]
-# The wrapping `operation` is just this, with an honest fake, and section 4 showed its single graph. Back to the promise
-# of section 1:
+# The wrapping `operation` is registered this way, with a correct fake, and section 4 showed its single graph. Back to
+# the promise of section 1:
 
 # %% tags=["hide-input"]
 # @title Figure: all steps
@@ -536,7 +536,8 @@ hoped = qwen.layers * (alone["sdpa-repeat"] - alone["cute"]) / 1e3
 
 # %% [markdown]
 # A faster kernel in one graph *is* a gain, {{ gain:.2f }} times, and a smaller one than promised. {{ assert 1 < gain <
-# amdahl(by_time, times_repeat) }} The attention that we replaced costs less inside the step than it does alone.
+# amdahl(by_time, times_repeat) }} The attention that we replaced may cost less inside the step than it does alone; we
+# haven't measured it there.
 #
 # ### Out of `generate`
 #

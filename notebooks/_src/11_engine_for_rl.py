@@ -168,7 +168,7 @@ explorer(
 # %% [markdown]
 # Small blocks waste little room but need long tables. Large ones waste more, since each answer's last block is half
 # empty on average, and fewer prompts fill one that can be shared. Ours are as large as a tile of our attention kernel,
-# so paging changes the order of no sum. That will matter in section 5.
+# so paging doesn't reorder any sum. That will matter in section 5.
 #
 # Here's everything that can happen to a block. **Look for** the state that our 25 lines don't have yet.
 
@@ -633,9 +633,9 @@ for name, dtype in (("float32", torch.float32), ("bf16", torch.bfloat16)):
 recorded = {row["variant"]: row for row in load_record("mismatch", "NVIDIA H200")["results"]}
 
 # %% [markdown]
-# This is the **train–inference mismatch**. In bf16 it's the order *and* where numbers are rounded. Our kernels without
-# a fixed order have {{ recorded["fast"]["mismatch_mean"]:.4f }} nats on an H200, about as much as `generate`. {{ assert
-# recorded["fast"]["mismatch_mean"] > 0.001 }}
+# This is the **train–inference mismatch**. In bf16 it's the order *and* where numbers are rounded. Without a fixed
+# order, our kernels' mismatch averages {{ recorded["fast"]["mismatch_mean"]:.4f }} nats on an H200, about as much as
+# `generate`. {{ assert recorded["fast"]["mismatch_mean"] > 0.001 }}
 #
 # For bitwise-equal log-probs, no kernel may choose its order by the number of rows. What does that cost, compared with
 # separate kernels for sampler and trainer?
@@ -773,15 +773,16 @@ g2, g8, wide = share["gspo, 2 updates"], share["gspo, 8 updates"], share["dr_grp
 first2, first8 = 2 * (g2[APART] - g2[EQUAL]), 8 * (g8[APART] - g8[EQUAL])
 
 # %% [markdown]
-# **Accuracy doesn't show the mismatch.** The difference is {{ fall:.1f }} points, with a standard error of {{
+# **Accuracy can't show it here.** The difference is {{ fall:.1f }} points, with a standard error of {{
 # fall_error:.1f }}. {{ assert abs(fall) < 2 * fall_error }}
 #
-# **The clip shows it.** GSPO with 2 updates clips {{ g2[EQUAL]:.0f }}% of the tokens that train if the log-probs
-# are bitwise equal, and {{ g2[APART]:.0f }}% if not. {{ assert abs(g2[EQUAL] - g2["separate, recomputed"]) < 2
-# and g2[EQUAL] + 3 < g2["separate, float16"] < g2[APART] - 10 }} The first update of a rollout should clip nothing,
-# since nothing has moved yet. If the second clips equally in both, rounding alone clips about {{ first2:.0f }}% of the
-# first one's tokens. {{ assert abs(first2 - first8) < 10 and abs(outside / 2 - first2) < 10 }} Dr. GRPO, with a
-# range of 0.2, doesn't notice. {{ assert all(abs(other - wide[APART]) < 0.05 for other in wide.values()) }}
+# **The clip shows it.** GSPO with 2 updates clips {{ g2[EQUAL]:.0f }}% of the tokens that train if the log-probs are
+# bitwise equal, and {{ g2[APART]:.0f }}% if not. {{ assert abs(g2[EQUAL] - g2["separate, recomputed"]) < 2 and
+# g2[EQUAL] + 3 < g2["separate, float16"] < g2[APART] - 10 }} The first update of a rollout should clip nothing, since
+# nothing has moved yet. If the second clips equally in both, rounding alone clips about {{ first2:.0f }}% of the first
+# one's tokens (the clip is one-sided). {{ assert abs(first2 - first8) < 10 and
+# abs(outside / 2 - first2) < 10 }} Dr. GRPO, with a range of 0.2, doesn't notice. {{ assert all(abs(other -
+# wide[APART]) < 0.05 for other in wide.values()) }}
 #
 # So what is bitwise equality good for? **A ratio means what it says**: it's exactly 1 until the policy moves. The
 # sampler's log-probs *are* the old ones, so no pass is needed to compute them. And **a bug has nowhere to hide**: any

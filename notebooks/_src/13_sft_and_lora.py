@@ -221,11 +221,11 @@ uniform = torch.tensor(float(base.model.config.vocab_size)).log().item()
 of_the_loss = share * of_prompts / (share * of_prompts + (1 - share) * none)
 
 # %% [markdown]
-# With prompts in the loss, the answers come later. {{ assert slower }} They even get worse for a while: by the fourth
-# step their loss is above the base's. {{ assert all(line[1] < line[0] < line[min(4, STEPS)] for (name, _), line in
-# curves.items() if name == "prompts, too") }} Why? At the start an answer token costs {{ none:.2f }} nats and a prompt
-# token {{ of_prompts:.1f }}, more than a uniform guess would: this model has never learned to write a question. {{
-# assert of_prompts > max(3 * none, uniform) }} So {{ 100 * of_the_loss:.0f }}% of the loss is prompts. {{ assert
+# With prompts in the loss, the answers are learned more slowly. {{ assert slower }} They even get worse for a while: by
+# the fourth step their loss is above the base's. {{ assert all(line[1] < line[0] < line[min(4, STEPS)] for (name, _),
+# line in curves.items() if name == "prompts, too") }} Why? At the start an answer token costs {{ none:.2f }} nats and a
+# prompt token {{ of_prompts:.1f }}, more than a uniform guess would: this model has never learned to write a question.
+# {{ assert of_prompts > max(3 * none, uniform) }} So {{ 100 * of_the_loss:.0f }}% of the loss is prompts. {{ assert
 # of_the_loss > 0.9 }} Clipping and Adam make a step about equally long whatever it learns, so what goes into questions
 # is probably missing from answers. A base pretrained on text knows how questions read and should suffer
 # less.<br><small>With long prompts, short answers and few examples, prompts in the loss can even serve as a regulariser

@@ -23,7 +23,7 @@
 #
 # GRPO works: you've seen it. So what went wrong? There are three suspects. **Nothing to learn from**: if no sample is
 # ever right, all rewards in a group are equal. **The reward**: it may pay for something easier than a kernel. **The
-# judge**: it may see something else than what happened. Real kernels hide the answer in days of noise. So we
+# judge**: it may not see what really happened. Real kernels hide the answer in days of noise. So we
 # reconstruct the case in a toy world where a run takes minutes, time is counted, and the fastest program is known. At
 # the end we return to real kernels.
 
@@ -401,10 +401,10 @@ spoiled, taught = load_curve("lesson14_plateau_dense")["setup"]["model"], RETAUG
 # orange policy can learn from those of two lines. {{ assert plateau["two lines seen"][0] > max(plateau["two lines
 # seen"][1:]) + 20 }} **Partial credit**: pay for less than the whole.
 #
-# We tried the first and third on a model that writes scraps, three seeds each, with
+# We tried the first and third on a model that writes only fragments, three seeds each, with
 #
 # - **section 2's reward** alone;
-# - **partial credit** beside it, for the share of lines that even a wrong program states in the right places;
+# - **partial credit** beside it, for each correct line, even of a wrong program;
 # - **supervised steps first**, {{ taught }} on whole programs, then section 2's reward.<br><small>The start is {{
 #   spoiled }}.</small>
 
@@ -810,7 +810,7 @@ assert rules.check(HONEST) is None and sum(rules.check(text) is None for text in
 # | Dr. Kernel (Liu et al. 2026) | 14 billion parameters, more test-time turns | — | 31.6% of level 2 ≥ 1.2 × eager |
 #
 # The models whose start is given were often right from the beginning: the first suspect was absent. We have no number
-# of our own: nobody has trained a model in our environment yet.
+# of our own: we haven't trained a model in our environment yet.
 #
 # ## 8 · Case closed
 #

@@ -642,7 +642,7 @@ for k, correction in KEYS:
 
 # %% [markdown]
 # {{ assert harmed == ["4", "16"] }} **Lag 1 costs nothing that three seeds could show.** {{ assert
-# abs(mean(at_end(("1", "off"))) - mean(at_end(("0", "off")))) < 5 }} So overlap is safe. Lag 4 ends lower, each seed
+# abs(mean(at_end(("1", "off"))) - mean(at_end(("0", "off")))) < 5 }} So overlap looks safe. Lag 4 ends lower, each seed
 # below each of lag 0. Lag 16 rises at first, like lag 4. Then it **falls to {{ mean(at_end(("16", "off"))):.0f }}%,
 # below the {{ 100 * curves["16", "off"]["results"][0]["evals"][0]["accuracy"]:.0f }}% it began with**. {{ assert
 # abs(mean([r["evals"][1]["accuracy"] for r in curves["16", "off"]["results"]]) - mean([r["evals"][1]["accuracy"] for r
