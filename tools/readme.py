@@ -162,7 +162,7 @@ def course_markdown() -> str:
         badge = f"[![Colab][]]({colab_url(f'notebooks/{name}.ipynb')})"
         lines.append(f"|[{name[:2]} {lesson.title}](notebooks/{name}.ipynb) {badge}|{read}|{lesson.holds}|")
     read, solve = (round(sum(minutes(kind)) / 60) for kind in ("notebooks", "exercises"))
-    return "\n".join(lines) + f"\n\nAbout {read} hours to read; exercises, {solve} more.\n\n[Colab]: {BADGE}\n"
+    return "\n".join(lines) + f"\n\nAbout {read} hours to read, {solve} for exercises.\n\n[Colab]: {BADGE}\n"
 
 
 def syllabus_markdown() -> str:
