@@ -114,7 +114,7 @@ def merge(
     The result has plain float32 weights, W + (alpha / rank) B A.
     """
     output = output.expanduser()
-    try_empty_folder(output, "choose another --output")
+    try_empty_folder(output, "choose another --output", adapter)
     from rlcourse.publish import merge_adapter
 
     found = merge_adapter(adapter.expanduser(), output)

@@ -125,18 +125,27 @@ def try_folder(folder: Path, remedy: str, needs_bytes: int = 0) -> None:
     raise OSError(f"Results cannot be written to {folder} ({why}): {remedy}.")
 
 
-def try_empty_folder(folder: Path, remedy: str) -> None:
-    """As `try_folder`. Raises ValueError for a file or a folder that isn't empty, too."""
+def try_empty_folder(folder: Path, remedy: str, *inputs: Path) -> None:
+    """As `try_folder`. Raises ValueError for a file or a folder that isn't empty, too, and as `check_apart` does."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder: {remedy}.")
+    check_apart(folder, remedy, *inputs)
     try_folder(folder, remedy)
 
 
+def check_apart(output: Path, remedy: str, *inputs: Path) -> None:
+    """Raise ValueError if writing the output would change an input, by whatever name: `new_folder` deletes what is in
+    its way aside."""
+    written = [place for place in (output, aside_of(output)) if place.exists()]
+    for path in (path.expanduser().resolve() for path in inputs if path.expanduser().exists()):
+        if any(place.samefile(above) for place in written for above in (path, *path.parents)):
+            raise ValueError(f"Writing {output} would overwrite {path}, which is read: {remedy}.")
+
+
 def try_file(path: Path, remedy: str, *inputs: Path) -> None:
-    """Raise OSError if the file can't be written, ValueError if it's one of the inputs. Its content is left alone."""
+    """Raise OSError if the file can't be written, ValueError as `check_apart` does. Its content is left alone."""
+    check_apart(path, remedy, *inputs)
     there = path.exists()
-    if there and any(path.samefile(other) for other in inputs if other.exists()):
-        raise ValueError(f"Writing {path} would overwrite what is read: {remedy}.")
     if not there or path.is_file():  # and no device, whose folder is not ours
         try_folder(path.parent, remedy)
     try:

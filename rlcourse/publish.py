@@ -37,7 +37,7 @@ def publish(paths: list[Path], to: Path | None, hub: str | None) -> str:
     check_seeds(runs)
     hub, to = hub and full_name(hub), to and to.expanduser().resolve()
     if to:
-        try_empty_folder(to, "choose another --to")
+        try_empty_folder(to, "choose another --to", *paths)
         to.rmdir()  # the rename below makes it again
     with tempfile.TemporaryDirectory() as temporary:
         folder = to or Path(temporary) / "model"

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from rlcourse import files
-from rlcourse.files import read_json, read_lines, try_file, try_folder, write_text
+from rlcourse.files import check_apart, read_json, read_lines, try_file, try_folder, write_text
 
 BROKEN = {
     "empty": (b"", "is empty"),
@@ -58,6 +58,18 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(path, monk
     assert path.read_text() == "old" and list(path.parent.iterdir()) == [path]
 
 
+def test_an_input_is_not_written_over_by_whatever_name(tmp_path):
+    data, other = tmp_path / "data.writing", tmp_path / "other"
+    data.mkdir()
+    (data / "x").write_text("mine")
+    (tmp_path / "link").symlink_to(data / "x")
+    os.link(data / "x", other)
+    for output in (data / "x", tmp_path / "link", other, tmp_path / "data"):
+        with pytest.raises(ValueError, match=rf"^Writing {output} would overwrite {data / 'x'}, which is read: choose"):
+            check_apart(output, "choose another", data / "x")
+    check_apart(tmp_path / "new", "choose another", data / "x", tmp_path / "missing")
+
+
 def test_a_disk_without_room_is_found_before_anything_is_made(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"MB are free, .* MB are needed\): choose another\.$"):
         try_folder(tmp_path / "a" / "b", "choose another", needs_bytes=10**18)
@@ -75,7 +87,7 @@ def test_a_disk_without_room_is_found_before_anything_is_made(tmp_path, monkeypa
 def test_a_file_is_tried_and_left_as_it_was(tmp_path):
     (tmp_path / "empty").touch()
     (tmp_path / "full").write_text("mine")
-    with pytest.raises(ValueError, match="full would overwrite what is read: name another"):
+    with pytest.raises(ValueError, match=r"would overwrite .*full, which is read: name another"):
         try_file(tmp_path / "full", "name another", tmp_path / "missing", tmp_path / "full")
     for name in ("empty", "full", "new"):
         try_file(tmp_path / name, "name another")
