@@ -69,7 +69,8 @@ def collect(
         with timer("reward"):
             answers = judge(policy, task, problems, rollout, training=True)
             rewards = reward_function(answers, config)
-            check_rewards(rewards, answers, task.name)
+            if reward_function is not answer_rewards:  # those `judge` has checked
+                check_rewards(rewards, answers, "reward function")
         rewards = torch.tensor(rewards, dtype=torch.float32, device=rollout.ids.device)
         return Completions(rollout, answers, rewards)
 
@@ -104,5 +105,5 @@ def judge(policy: Policy, task: Task, problems: list[Problem], rollout: Rollout,
             measured, named = (", ".join(names) or "nothing" for names in (verdict.metrics, task.metrics))
             raise ValueError(f"A verdict of task {task.name} measures {measured}; its metrics are {named}.")
     answers = [Answer(*row) for row in zip(asked, texts, lengths, finished, verdicts, strict=True)]
-    check_rewards([verdict.reward for verdict in verdicts], answers, task.name)
+    check_rewards([verdict.reward for verdict in verdicts], answers, f"judge of task {task.name}")
     return answers

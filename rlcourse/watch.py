@@ -5,7 +5,7 @@ what happened, why, what to do, and shows one real answer.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -203,15 +203,18 @@ def collapse(steps: list[dict[str, Any]], answers: list[Answer]) -> Warnings:
     return found
 
 
-def check_rewards(rewards: Iterable[Any], answers: list[Answer], task: str) -> None:
-    """Raise ValueError if a reward or a metric is no number, not finite, or so large that its square isn't."""
+def check_rewards(rewards: Sequence[Any], answers: list[Answer], source: str) -> None:
+    """Raise ValueError unless there is a reward per answer, and each reward and metric is a number whose square is
+    finite. source: what gave them."""
+    if len(rewards) != len(answers):
+        raise ValueError(f"The {source} gave {len(rewards)} rewards for {len(answers)} answers: return one for each.")
     for reward, answer in zip(rewards, answers, strict=True):
         for what, value in [("reward", reward), *answer.verdict.metrics.items()]:
             number = isinstance(value, Real | torch.Tensor) and abs(value) < LARGEST
             if not number and (value is not None or what == "reward"):
                 raise ValueError(
-                    f"The judge of task {task} gave an answer a {what} of {value!r}, which is no finite number below "
-                    f"{LARGEST:g}: fix the judge. The answer: {quoted(answer)}"
+                    f"The {source} gave an answer a {what} of {value!r}, which is no finite number below {LARGEST:g}: "
+                    f"fix it. The answer: {quoted(answer)}"
                 )
 
 

@@ -80,6 +80,20 @@ def test_each_reward_reaches_the_row_that_earned_it():
     assert completions.rollout.logprobs[:, 0].tolist() == pytest.approx([-i / 10 for i in range(12)])
 
 
+@pytest.mark.parametrize(
+    ("rewards", "sentence"),
+    [
+        ([0.0] * 11 + [float("nan")], "The reward function gave an answer a reward of nan, which is no finite number"),
+        ([0.0] * 11 + ["1"], "The reward function gave an answer a reward of '1', which is no finite number"),
+        ([0.0] * 11, "The reward function gave 11 rewards for 12 answers: return one for each."),
+    ],
+)
+def test_a_reward_function_that_gives_no_rewards_is_blamed_itself(rewards, sentence):
+    config = make_config(num_prompts=3, num_generations=4, max_new_tokens=9)
+    with pytest.raises(ValueError, match=sentence):
+        collect(NumberPolicy(), engine({}), TASK, InOrder(), config, lambda answers, config: rewards)
+
+
 def test_the_engine_is_asked_for_what_the_config_says_and_the_policy_gets_the_instruction():
     _, _, source, policy = collected({}, temperature=0.7, top_k=5, top_p=0.9)
     assert source.calls == [(3, 4, 9, Sampling(0.7, 5, 0.9))]

@@ -118,7 +118,8 @@ def test_most_answers_cut_off_is_named_before_the_first_step():
 @pytest.mark.parametrize("task", ["broken", "huge", "wordy", "unmeasured"])
 def test_a_reward_that_is_not_finite_ends_the_run_before_it_learns_and_does_not_blame_the_learning_rate(task):
     result, _ = train(f"--task ours:{task}")
-    assert result.exit_code == 2 and "fix the judge" in result.stderr and "--lr" not in result.stderr
+    assert result.exit_code == 2 and "The judge of task" in result.stderr
+    assert "fix it" in result.stderr and "--lr" not in result.stderr
     assert not Path("runs/run").exists()
 
 
