@@ -62,14 +62,16 @@ def draw(path: Path) -> None:
     preset, small, ten, trl = map(gsm8k, ("dr_grpo", "small", "ten minutes", "trl"))
     with rc_context(STYLE):
         figure = Figure(figsize=(11, 3.2), layout="constrained")
-        laptop, real, race = figure.subplots(1, 3, width_ratios=(0.7, 1.8, 0.8))
+        laptop, real, loose, race = figure.subplots(1, 4, width_ratios=(0.7, 1.1, 0.75, 0.8))
         rate = {"before": [runs[0]["accuracy_before"]], "60 steps later": [run["accuracy_after"] for run in runs]}
         bars(laptop, rate, "{:.0%}", [SKY, BLUE])
         laptop.set_title("Two CPU cores: right answers")
         rate = {"before": [preset["before"]]} | {later(run): run["after"] for run in (small, preset)}
-        lenient = {"any number\ncounts: before": [ten["before"]], later(ten): ten["after"]}
-        bars(real, rate | lenient, "{:.0%}", [SKY, BLUE, BLUE, SKY, BLUE])
-        real.set_title("One H100, Qwen2.5-Coder-0.5B: right answers to GSM8K's test problems")
+        bars(real, rate, "{:.0%}", [SKY, BLUE, BLUE])
+        real.set_title("One H100: GSM8K's test problems")
+        bars(loose, {"before": [ten["before"]], later(ten): ten["after"]}, "{:.0%}", [SKY, BLUE])
+        loose.set_title("The same, #### not required")
+        real.set_ylim(loose.get_ylim())
         bars(race, {"rlcourse": small["minutes"], "TRL with vLLM": trl["minutes"]}, "{:.1f}", [BLUE, PURPLE])
         race.set_title(f"Minutes for 100 steps ({fmean(small['after']):.0%})")
         figure.savefig(path, dpi=DPI, metadata={"Description": digest()})
