@@ -131,6 +131,8 @@ def bench(
         if lengths not in LENGTHS:
             raise ValueError(f"Unknown lengths {lengths!r}: use {' or '.join(LENGTHS)}.")
         options = Options(shape, tuple(map(int, rows.split(","))), prompt_tokens, new_tokens, lengths, repeats)
+        if any(count < 8 or count % 8 for count in options.rows):
+            raise ValueError(f"--rows takes multiples of 8, the group, not {rows}.")
         if add and what not in IN_PARTS:
             raise ValueError(f"--add is for {', '.join(IN_PARTS[:-1])} and {IN_PARTS[-1]}: use --record.")
         if record or add:
