@@ -166,10 +166,9 @@ class Trainer(TrainingLoop):
             training_task = with_judge(task, config.judge, answers)
         dtype, longest = getattr(torch, config.dtype), config.max_prompt_tokens + config.max_new_tokens
         self.metrics, self.headline = task.metrics, next(iter(task.metrics))
+        # The policy is no longer what it began as. An adapter needs no second model: it has its base below.
         if config.needs_reference and (run.checkpoint is not None or config.shard) and not config.lora_rank:
-            initial = world.load(
-                lambda place: load_policy(config.model, place), device
-            )  # an adapter has its base below
+            initial = world.load(lambda place: load_policy(config.model, place), device)
         self.learner = Learner(self.policy, config, initial and initial.model, world)
         self.optimizer, self.value_head = self.learner.optimizer, self.learner.value_head
         if not config.model.startswith("embedded") or device.type == "cuda":  # the smallest needs no check on a laptop

@@ -194,8 +194,8 @@ for name in ("ld.global.b32", "add.f32", "st.global.b32"):
 # @title Figure: grid, block, warp, lane
 ZOOM = {
     "grid: 8 blocks": (8, 453 // 128),
-    "its block: 4 warps": (4, 453 % 128 // 32),
-    "its warp: 32 lanes": (32, 453 % 32),
+    "block 3: 4 warps": (4, 453 % 128 // 32),
+    "warp 2: 32 lanes": (32, 453 % 32),
 }
 fig, ax = plt.subplots(figsize=(9.5, 2.8), layout="constrained")
 for y, (parts, mine) in enumerate(ZOOM.values()):

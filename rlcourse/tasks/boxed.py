@@ -18,7 +18,8 @@ WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|textit)\s*+\{([^{}]*+
 DIGITS = 300  # to which numbers that are no decimals are compared; 15, as is usual, finds 1/2^98 and 1/2^99 equal
 SPACES = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\$")
 
-GAP = r"(?<=[0-9])(?<![_c][0-9])(?<!c [0-9])(?:\s|\\[,;:! ]|~)+(?=[0-9])(?![0-9]{3}(?![0-9]))"  # 1 2, but not 1 234
+# Between two numbers, 1 2; but not in 1 234, \frac1 2 and \log_2 8.
+GAP = r"(?<=[0-9])(?<![_c][0-9])(?<!c [0-9])(?:\s|\\[,;:! ]|~)+(?=[0-9])(?![0-9]{3}(?![0-9]))"
 
 # math-verify drops these, or reads them as something else: bases, primes, moduli, dots; 1/2x as 1/(2x).
 UNREAD = re.compile(

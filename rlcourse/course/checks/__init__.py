@@ -185,12 +185,12 @@ class Question:
 
             found = function(*given) if place is None else function.gradient(*given, wrt=place)
             comparison = compare_all if isinstance(what, tuple) else compare
-            right, options = result(self.reference) if expected is None else expected, self.options | options
+            right = result(self.reference) if expected is None else expected
             try:
-                comparison(found, right, {}, what, **options)
+                comparison(found, right, {}, what, **self.options | options)
             except AssertionError:  # now the mistakes are worth their time
                 named = {said: result(wrong) for said, wrong in self.mistakes.items()} | more
-                comparison(found, right, named, what, **options)
+                comparison(found, right, named, what, **self.options | options)
 
     def __call__(self, function: Callable) -> Result:
         """Check `function` and return the card. Raises CheckFailed only under RLCOURSE_STRICT=1."""
