@@ -30,8 +30,8 @@ print("ready")
 #
 # One decode step for one key-value head and the queries that share it. Row $i$ has `positions[i]` tokens in its part of
 # the cache, in the slots 0 to `positions[i] - 1`. Its new key and value belong in slot `positions[i]`. Write them
-# there, then let each query of the row attend to the slots that are filled, the new one included. Scores are divided by
-# the square root of the head size $D$, which is `head_dim`.
+# there, then let each query of the row attend to the filled slots, the new one included. Scores are divided by the
+# square root of the head size $D$, which is `head_dim`.
 #
 # Beyond that, the cache contains whatever an earlier answer left there. Rows are at **different** positions, as in
 # continuous batching.
@@ -92,10 +92,10 @@ if check.q1.passed:
     positions = torch.tensor([2, 7, 4])
     values = torch.eye(slots).expand(3, slots, slots).clone()
     weights = attend_with_cache(q, k, values[torch.arange(3), positions], keys, values, positions)[:, 0]
-    print("the new keys stand in the cache:", torch.equal(keys[torch.arange(3), positions], k))
+    print("the new keys are in the cache:", torch.equal(keys[torch.arange(3), positions], k))
     fig, ax = plt.subplots(figsize=(6.5, 2.4), layout="constrained")
     image = ax.imshow(weights, cmap="Blues", vmin=0)
-    ax.set(xlabel="slot", ylabel="row", yticks=range(3), xticks=range(slots), title="Weights of one query a row")
+    ax.set(xlabel="slot", ylabel="row", yticks=range(3), xticks=range(slots), title="Weights of one query per row")
     fig.colorbar(image, ax=ax)
     plt.show()
 
@@ -144,7 +144,7 @@ def replay(tape: list, memory: dict) -> None:
 # - a row that had ended has `pad` in `token`, and its position and its flag are as they were.
 #
 # <details><summary>Hint 1: a question</summary>
-# By the time the others are written, which of the three do you still need as it was before?
+# Which of the three do you still need as it was, once the others are written?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
@@ -205,7 +205,7 @@ if check.q2.passed:
 #
 # Draw one token per row from the softmax of `logits`, with **one** uniform number $u \in [0, 1)$ per row. Put the
 # probabilities of the tokens side by side from 0 to 1, in order: the token is the first one whose running sum
-# **exceeds** $u$. As on a GPU it is done at two levels. The vocabulary is cut into tiles of `tile` tokens (the last may
+# **exceeds** $u$. As on a GPU, it's done at two levels. The vocabulary is cut into tiles of `tile` tokens (the last may
 # be shorter); first the tile, then the place in it. The log-prob of the token under the softmax of the whole row is
 # returned as well. A colleague has written it:
 
@@ -252,8 +252,8 @@ show(colleague)
 
 # %% [markdown]
 # There are four mistakes. Write the draw without them. Logits can be large (`exp(200)` is infinite in float32), and
-# some can be `-inf`; of each tile at least one is finite. It can be so low that the whole tile's mass rounds to 0; then
-# none of its tokens is drawn.
+# some can be `-inf`; in each tile at least one is finite. It can be so low that the whole tile's mass rounds to 0, and
+# then none of its tokens is drawn.
 #
 # Shapes: `logits` `[rows, vocabulary]`, `uniform` `[rows]`; result: two tensors `[rows]`, int64 and float.
 #
@@ -263,18 +263,18 @@ show(colleague)
 # <details><summary>Hint 2: the idea</summary>
 #
 # One scale for the whole row. Then follow $u$ by hand on four tokens in two tiles: what is left of the goal once you
-# know the tile, what happens at $u = 0$, and by which sum is the mass of the token divided?
+# know the tile, what happens at $u = 0$, and which sum divides the mass of the token?
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Her lines, of which four change, and one more: it takes from the goal the mass of the tiles before the one that was
-# found.
+# Her lines with four of them changed, and one more, which subtracts from the goal the mass of the tiles before the one
+# that was found.
 # </details>
 
 
 # %% tags=["exercise"]
 def mended_draw(logits: torch.Tensor, tile: int, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids [rows] and log-probs [rows] of one draw a row, by a running sum over tiles and then within one.
+    """Token ids [rows] and log-probs [rows] of one draw per row, by a running sum over tiles and then within one.
 
     logits: [rows, vocabulary]; tile: tokens in a tile; uniform: [rows], in [0, 1).
     """
@@ -316,12 +316,12 @@ except NotImplementedError:
 # ●●●○○ · 25 minutes
 #
 # Answers wait in a given order and need `lengths[i]` steps each. You choose the number of slots once, from 1 to `most`.
-# As soon as a slot is free, the next answer takes it and stays until it ends; a slot that becomes free after step 7
-# works for the next one in step 8. A recording has a fixed size, so **every** step takes $\max(\text{host ms},\
+# As soon as a slot is free, the next answer takes it and stays until it ends. A slot that becomes free after step 7
+# works on the next answer in step 8. A recording has a fixed size, so **every** step takes $\max(\text{host ms},\
 # \text{fixed ms} + \text{row ms} \times \text{slots})$, however many slots are in use. Steps go on until all answers
 # have ended.
 #
-# Return the number of slots for which everything is done soonest, a whole number. (Here you may know the lengths.)
+# Return the number of slots with which everything is done soonest. (Here you may know the lengths.)
 #
 # Shapes: `lengths` `[answers]` int64; the others numbers.
 #
@@ -360,7 +360,7 @@ def best_slots(lengths: torch.Tensor, host_ms: float, fixed_ms: float, row_ms: f
 check.q4(best_slots)
 
 # %% [markdown]
-# The best number of slots for 48 answers of a geometric length, by what a row costs. **Look for** when it pays to have
+# The best number of slots for 48 answers of geometric length, by what a row costs. **Look for** when it pays to have
 # fewer slots than answers.
 
 # %% tags=["hide-input"]

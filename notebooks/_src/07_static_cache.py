@@ -7,17 +7,17 @@
 # ---
 
 # %% [markdown]
-# In lesson 06 a decode step of `generate` took far longer than its bytes need. Here it climbs a ladder of six rungs,
-# with the same weights on each. On the way there's a change that should help and hurts, a speed-up that nobody asked
-# for, and a clue to lesson 06's mystery: watch for a program that stays right and turns slow.
+# Lesson 06 left a decode step of `generate` far above its byte floor. How close to the floor can we get without
+# touching the model? We climb a ladder of six rungs, with the same weights on each. On the way an obvious improvement
+# makes things worse, the largest gain comes from code that nobody wrote, and a program turns slow while it stays right:
+# a clue to lesson 06's mystery.
 #
 # **You will learn**
 #
-# - to climb the ladder of decoding: no cache, dynamic cache, static cache, compiled step, a step of our own, one CUDA
-#   graph;
+# - to climb from a decoder without a cache to one CUDA graph per step;
 # - why a static cache alone can be slower, and what it buys all the same;
-# - what a CUDA graph is, by writing one in 20 lines that run on your processor;
-# - that `generate` compiles your model without telling you, what breaks that, and how to count the pieces;
+# - what a CUDA graph is, by writing one in 20 lines;
+# - that `generate` compiles itself, what breaks that, and how to count the pieces;
 # - what answers of different lengths cost, and how to schedule them.
 #
 # You need [lesson 06](06_where_time_goes.ipynb): launches, the byte floor, the three kinds of slow.
@@ -53,72 +53,81 @@ model, shape, qwen = policy.model.eval(), model_shape("embedded"), model_shape("
 prompts = [policy.prompt(p.question) for p in task.problems("train")[:64]]
 
 # %% [markdown]
-# ## 1 · The ladder
+# ## 1 · The ladder, from below
 #
-# One decode step: every row gets its next token. The model has Qwen2.5-0.5B's shape, the GPU is an H200, and there are
-# 16 rows. All rungs compute the **same thing**: every one draws its tokens from the same distribution. **Look for** the
-# one that is a step back.
+# One decode step: every row gets its next token. Here it has 16 rows and the shape of Qwen2.5-0.5B. The first three
+# rungs are those of lesson 06. **Look for** the one that is a step back, and for how far the third still is from the
+# floor.
 
 # %% tags=["hide-input"]
-# @title Your bet
-ladder_bet = bet("From `generate` as it comes to the best step: how many times as fast?", (5, 1, 100, 1), "times")
-
-# %% tags=["hide-input"]
-# @title Figure: the ladder
+# @title Figure: the first three rungs
 record = load_record("decode", "NVIDIA H200")
 RUNGS = {(row["variant"], row["rows"]): row for row in record["results"]}
+OURS = "graph"  # the variant with our kernels
 NAMES = {
     "hf-dynamic": "generate, dynamic cache",
     "hf-static": "generate, static cache",
     "hf-static-compiled": "… and compiled",
     "graph-eager": "our step, CUDA graph",
     "graph-compiled": "… and compiled",
-    "graph": "our kernels, CUDA graph",
+    OURS: "our kernels, CUDA graph",
 }
 rungs = [RUNGS[name, 16] for name in NAMES]
-floor_ms = rungs[0]["floor_ms"]
-fig, ax = plt.subplots(figsize=(9, 3.4), layout="constrained")
-for place, (row, color) in enumerate(zip(rungs, (BLUE, SKY, ORANGE, PURPLE, VERMILION, GREEN), strict=True)):
-    ax.plot(row["ms_per_step"], place, color=color, marker="o", markersize=9)
-    launches = f"{row['launches_a_step']:,.{0 if row['launches_a_step'] > 10 else 1}f}"
-    words = f"{row['ms_per_step']:.2f} ms, {launches} launches"
-    ax.text(1.2 * row["ms_per_step"], place, words, va="center", fontsize=9)
-ax.axvline(floor_ms, color=BLACK, linestyle=":", label=f"byte floor, {floor_ms:.2f} ms")
-ax.set_yticks(range(6), NAMES.values())
-ax.set_ylim(5.6, -0.6)
-ax.set(xscale="log", xlim=(0.2, 500), xlabel="ms per step", title=f"A decode step of 16 rows, {provenance(record)}")
-ax.set_xticks([0.3, 1, 3, 10, 30, 100], [0.3, 1, 3, 10, 30, 100])
-ax.grid(axis="x")
-ax.legend(loc="lower right")
-bottom, static, fused, top = (RUNGS[name, 16] for name in ("hf-dynamic", "hf-static", "hf-static-compiled", "graph"))
-ladder_bet.result(round(bottom["ms_per_step"] / top["ms_per_step"]))
-plt.show()
-trl = {row["variant"]: row for row in load_record("step", "NVIDIA H200")["results"] if row["rows"] == 64}
-ahead = [RUNGS["graph", n]["tokens_per_s"] / RUNGS["vllm", n]["tokens_per_s"] for n in (16, 64, 256)]
+bottom, static, fused, own, own_compiled, top = rungs
+floor_ms = bottom["floor_ms"]
+
+
+def draw_ladder(rungs: list[dict]) -> None:
+    """The time of each rung on a logarithmic scale, what runs in it, and the floor."""
+    _, ax = plt.subplots(figsize=(9, 1.1 + 0.4 * len(rungs)), layout="constrained")
+    for place, (row, color) in enumerate(zip(rungs, (BLUE, SKY, ORANGE, PURPLE, VERMILION, GREEN), strict=False)):
+        ax.plot(row["ms_per_step"], place, color=color, marker="o", markersize=9)
+        launches = f"{row['launches_a_step']:,.{0 if row['launches_a_step'] > 10 else 1}f}"
+        words = f"{row['ms_per_step']:.2f} ms: {row['kernels_a_step']:,.0f} kernels, {launches} launches"
+        ax.text(1.2 * row["ms_per_step"], place, words, va="center", fontsize=9)
+    ax.axvline(floor_ms, color=BLACK, linestyle=":", label=f"byte floor, {floor_ms:.2f} ms")
+    ax.set_yticks(range(len(rungs)), [*NAMES.values()][: len(rungs)])
+    ax.set_ylim(len(rungs) - 0.4, -0.6)
+    ax.set(
+        xscale="log", xlim=(0.2, 1000), xlabel="ms per step", title=f"A decode step of 16 rows, {provenance(record)}"
+    )
+    ax.set_xticks([0.3, 1, 3, 10, 30, 100], [0.3, 1, 3, 10, 30, 100])
+    ax.grid(axis="x")
+    ax.legend(loc="lower right")
+    plt.show()
+
+
+draw_ladder(rungs[:3])
 
 # %% [markdown]
-# It's the second rung. {{ assert static["ms_per_step"] > bottom["ms_per_step"] }} The third gains most of all, {{
-# static["ms_per_step"] / fused["ms_per_step"]:.1f }} times, with {{ fused["launches_a_step"]:.0f }} launches instead of
-# {{ static["launches_a_step"]:,.0f }}, and only the second makes it possible. {{ assert max(range(5),
-# key=lambda i: rungs[i]["ms_per_step"] / rungs[i + 1]["ms_per_step"]) == 1 }} This lesson is about why.
+# It's the second rung. {{ assert static["ms_per_step"] > bottom["ms_per_step"] }} The third is {{ static["ms_per_step"]
+# / fused["ms_per_step"]:.1f }} times as fast, with {{ fused["launches_a_step"]:.0f }} launches instead of {{
+# static["launches_a_step"]:,.0f }}, and `generate` compiles its step only with the second rung's cache. **How can a
+# slower cache buy the largest gain of all?** {{ assert max(range(5), key=lambda i: rungs[i]["ms_per_step"] / rungs[i +
+# 1]["ms_per_step"]) == 1 }} That's sections 2 to 4.
 #
-# How good is the last rung? vLLM, the engine that most people would use, decoded the same prompts in the same run. Over
-# 16, 64 and 256 rows the last rung made {{ min(ahead):.1f }} to {{ max(ahead):.1f }} times as many tokens per second.
-# vLLM knows hundreds of architectures and serves users who come and go; this engine knows three, and all its rows are
-# there at once.<br><small>vLLM ran as a library in the same process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`). Lesson 10 has
-# some of these rungs from another run, and lesson 11 compares our paged engine, so times and factors differ
-# there.</small>
-#
-# Everything live is measured on the CPU with the model that ships. It's a small model of Qwen2.5's architecture, so the
-# first two rungs run here, and so does our own step, without its graph.
+# And above? Three rungs are left: a decode step of our own in PyTorch, recorded as one CUDA graph; the same, compiled;
+# and one with kernels of our own. All six draw their tokens from the same distribution.
+
+# %% tags=["hide-input"]
+# @title Your bet
+top_bet = bet(
+    f"The compiled step of `generate` takes {fused['ms_per_step']:.1f} ms, its bytes {floor_ms:.2f} ms. How long does "
+    "the step on the last rung take?",
+    (2.0, 0.2, 4.0, 0.05),
+    "ms",
+)
+
+# %% [markdown]
+# Section 5 has the answer. What's live runs on the CPU with the model that ships: the first two rungs, and our own step
+# without its graph.
 #
 # ## 2 · Keys and values
 #
 # The simplest decoder feeds the model the whole text, takes the last logits, appends a token and starts again. It
-# recomputes every position but the last, with the same result as before. What does a new token need from the old ones?
-# Only attention looks back, and it looks at **keys and values**. A position's keys and values depend on it and on the
-# positions before it, never on what comes later. So keep them. The prompt goes through at once (*prefill*), and from
-# then on the model gets **one token** per step (*decode*).
+# recomputes every old position, with the same result. What does a new token need from them? Only attention looks back,
+# at **keys and values**, and those depend on nothing that comes later. So keep them. The prompt goes through at once
+# (*prefill*), then **one token** per step (*decode*).
 
 # %%
 from transformers import DynamicCache
@@ -157,11 +166,10 @@ print(list(cache.layers[0].keys.shape), "= [rows, kv heads, tokens, head dim]")
 #
 # ### It grows, and that costs
 #
-# But look at how a `DynamicCache` keeps them: it calls `torch.cat`, which can't make a tensor longer. It takes new
-# memory and copies the **whole cache** there, in every layer, at every step. That's quadratic again, with a much
-# smaller constant. The remedy is to take the memory at the start. A **static cache** has a fixed number of *slots*,
-# zeros at first. A step writes into slot number `slot` and attends to **all** slots, with a mask over those that are
-# still empty. **Look for** what each of them copies.
+# But a `DynamicCache` grows by `torch.cat`, which takes new memory and copies the **whole cache** there, in every
+# layer, at every step. That's quadratic again, with a smaller constant. The remedy is to take the memory at the start.
+# A **static cache** has a fixed number of *slots*, zeros at first. A step writes into slot number `slot` and attends to
+# **all** slots, with a mask over those that are still empty. **Look for** what each copies.
 
 # %% tags=["hide-input"]
 # @title Figure: two caches over three steps
@@ -253,8 +261,12 @@ for t in (32, 128, 511):
 # %% [markdown]
 # A short text pays for all 512 slots: {{ took[32][1] / took[32][0]:.1f }} times as long at 32 tokens. {{ assert
 # took[32][1] > 1.5 * took[32][0] }} A full cache gains, since nothing is copied any more. {{ assert took[511][0] > 1.1
-# * took[511][1] }} What the static cache buys is something else: **every step is the same program**, with the same
-# shapes and addresses, and what changes (the slot, the mask, the token) is data.
+# * took[511][1] }} On the GPU there's a second price: masks and writes are launches, {{ static["launches_a_step"] -
+# bottom["launches_a_step"]:.0f }} more of them, in a step that waits for its launches. {{ assert
+# static["launches_a_step"] > 1.1 * bottom["launches_a_step"] }} So that's the step back.
+#
+# What the static cache buys is something else: **every step is the same program**, with the same shapes and addresses,
+# and what changes (the slot, the mask, the token) is data.
 #
 # ## 3 · A CUDA graph, by hand
 #
@@ -341,9 +353,9 @@ print(f"{len(tape.calls)} operations on the tape, replayed {NEW - 1} times: the 
 print(repr(policy.tokenizer.decode(by_replay[0])))
 
 # %% [markdown]
-# The decoder's Python ran once; {{ NEW - 1 }} tokens for each row came out. (It saves no time here, since our tape is
-# played back by Python. A GPU plays its own.) No `if` stops a row at its end: what follows the first `<|im_end|>` is
-# computed and ignored. Now update the model, as training does, and give the decoder its weights in **new** tensors:
+# The decoder's Python ran once, and {{ NEW - 1 }} tokens for each row came out. (It saves no time here: Python plays
+# our tape, a GPU its own.) No `if` stops a row at its end: what follows the first `<|im_end|>` is computed and ignored.
+# Now update the model, as training does, and give the decoder its weights in **new** tensors:
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -366,8 +378,7 @@ print("new numbers in the old tensor: the replay writes the new tokens:", torch.
 # %% [markdown]
 # The tape has addresses, not names. {{ assert torch.equal(swapped, by_steps) and torch.equal(copied, wanted) and not
 # torch.equal(wanted, by_steps) }} It keeps sampling from the old policy without an error: nothing fails but the
-# training. So the package's engine **copies** new weights over the old ones, and a test checks that it never samples
-# from stale ones. Three more ways to break a recording:
+# training. So the package's engine **copies** new weights over the old ones. Three more ways to break a recording:
 
 # %% tags=["hide-input"]
 # @title What a tape cannot hold
@@ -400,10 +411,8 @@ for name, run in (
 #
 # - **fixed addresses** for inputs, outputs, weights and cache; what's new is copied there;
 # - **fixed shapes**: a static cache, and a recording for each number of rows;
-# - **nothing decided by the host**: no `.item()`, no `if` on a tensor. Finished rows go on and compute tokens that are
-#   ignored;
-# - **no state in Python**: a number that was recorded stays that number, as silently as an old address stays the old
-#   one.
+# - **nothing decided by the host**: no `.item()`, no `if` on a tensor;
+# - **no state in Python**: a number that was recorded stays that number, without an error.
 #
 # On a GPU the recording is these lines:
 #
@@ -415,20 +424,20 @@ for name, run in (
 # graph.replay()                        # as often as you like
 # ```
 #
-# A graph makes launches nearly free, not kernels. Each still starts, ends, and passes its result to the next through
-# memory.
+# A graph makes launches nearly free, not kernels. Each still starts, ends, and passes its result on through memory.
 #
 # ## 4 · The compile that nobody asked for
 #
-# And the third rung? Nobody wrote a graph there. In current transformers, `generate` with a static cache on a GPU
-# compiles its decode step **without being asked**: `torch.compile(model.__call__, mode="reduce-overhead")`, unless
-# `disable_compile` is set. The compiler fuses operations into fewer kernels, and `reduce-overhead` records each
-# compiled piece as a **CUDA graph**.
+# And the third rung? Nobody wrote a graph there. With a static cache on a GPU, `generate` compiles its decode step
+# **without being asked**: `torch.compile(model.__call__, mode="reduce-overhead")`, unless `disable_compile` is set. The
+# compiler fuses operations into fewer kernels, and `reduce-overhead` records each compiled piece as a **CUDA graph**. A
+# dynamic cache has new shapes and addresses at every step, so there'd be nothing to replay. That's how a slower cache
+# buys the largest gain.
 #
 # All of it depends on there being **one** piece. `torch.compile` has two halves. *Dynamo* runs through the Python code
 # and collects operations in a graph; a *backend* makes a program of the graph. Where Dynamo meets something that it
-# can't put into a graph, it ends the graph, falls back to Python, and starts a new one: a **graph break**. So check. A
-# backend of our own can note what it's given:
+# can't put into a graph, it ends the graph, falls back to Python, and starts a new one: a **graph break**. A backend of
+# our own can note what it's given:
 
 # %%
 torch._logging.set_logs(dynamo=logging.CRITICAL)  # Dynamo warns of breaks; here they are made on purpose
@@ -474,17 +483,18 @@ for name, mix in VARIANTS.items():
         print("    ", " → ".join(piece))
 
 # %% [markdown]
-# Read the pieces. A function that Dynamo may not look into (a hand-written kernel usually is one) cuts its caller in
-# two: what comes before and what comes after. A function that reads a number is itself cut as well, before and after
-# the number, inside a caller that's cut around it.
+# A function that Dynamo may not look into (a hand-written kernel usually is one) cuts its caller in two: what comes
+# before and what comes after. A function that reads a number is cut as well, at the number, inside a caller that's cut
+# around it.
 #
-# Now the real thing: `generate` with the embedded model and its four layers. It doesn't compile on a CPU by default,
-# but a switch from transformers' own tests makes it. First the attention that ships, then the same attention where
-# Dynamo may not look.
+# Now `generate` itself, with the embedded model. On a CPU it compiles only with a switch from transformers' own tests.
+# We count twice: with its usual attention, and with the same attention where Dynamo may not look.
 
 # %% tags=["hide-input"]
 # @title Your bet
-pieces_bet = bet("4 layers, one break in each: how many compiled pieces run in a step?", (5, 1, 40, 1), "pieces")
+pieces_bet = bet(
+    f"{shape.layers} layers, one break in each: how many compiled pieces run in a step?", (5, 1, 40, 1), "pieces"
+)
 
 # %% tags=["hide-input"]
 # @title `count_pieces(attention)`: `generate` with a backend that counts
@@ -494,22 +504,18 @@ from transformers.masking_utils import sdpa_mask
 
 
 def count_pieces(attention=None, steps: int = 8) -> dict:
-    """`generate` with a static cache and its own compile: pieces made, runs of one in a step, greedy tokens."""
+    """`generate` with a static cache and its own compile: operations in each piece, order in a step, greedy tokens."""
     fresh = load_policy("embedded").model.eval()
     if attention is not None:
         AttentionInterface.register("ours", attention)
         AttentionMaskInterface.register("ours", sdpa_mask)  # a name without a mask function gets no mask
         fresh.set_attn_implementation("ours")
-    made, runs = [], [0]
+    made, order = [], []
 
     def backend(graph, inputs):
-        made.append(graph)
-
-        def run(*arguments):
-            runs[0] += 1
-            return graph(*arguments)
-
-        return run
+        number = len(made)
+        made.append(sum(node.op.startswith("call") for node in graph.graph.nodes))
+        return lambda *arguments: order.append(number) or graph(*arguments)
 
     compile_config = CompileConfig(backend=backend, fullgraph=False, mode=None)  # a backend of one's own has no mode
     compile_config._compile_all_devices = True
@@ -518,7 +524,8 @@ def count_pieces(attention=None, steps: int = 8) -> dict:
     ids = torch.tensor([prompts[0]])
     torch._dynamo.reset()
     tokens = fresh.generate(input_ids=ids, attention_mask=ids * 0 + 1, generation_config=GenerationConfig(**settings))
-    return {"made": len(made), "a step": runs[0] / steps, "tokens": tokens[0, ids.shape[1] :].tolist()}
+    assert len(order) % steps == 0
+    return {"made": made, "order": order[-len(order) // steps :], "tokens": tokens[0, ids.shape[1] :].tolist()}
 
 
 # %%
@@ -529,25 +536,34 @@ def our_attention(module, query, key, value, attention_mask, **kwargs):
 hidden = torch._dynamo.disable(our_attention)
 counted = {"may look in": count_pieces(our_attention), "may not look in": count_pieces(hidden)}
 whole, broken = counted.values()
-pieces_bet.result(round(broken["a step"]))
+pieces_bet.result(len(broken["order"]))
 for name, c in counted.items():
-    print(f"Dynamo {name:16} {c['made']:3} pieces made, {c['a step']:4.1f} run in a step")
+    print(f"Dynamo {name}: {len(c['order'])} piece(s) in a step, of", end=" ")
+    print(*(c["made"][number] for number in c["order"]), "operations")
 assert whole["tokens"] == broken["tokens"]  # nothing fails
+of_step = [broken["made"][number] for number in broken["order"]]
+of_layer = of_step[1 : 1 + (len(of_step) - 3) // shape.layers]
 
 # %% [markdown]
-# One piece became {{ broken["a step"]:.0f }}. {{ assert whole["a step"] == 1 and broken["a step"] > 4 * shape.layers }}
-# The cut goes through every caller up to the top. The tokens are right and nothing fails; it's only slow. Each piece is
-# guarded (are shapes and types what they were?), each is a graph of its own to launch, and nothing can be fused across
-# a break. It gets worse with depth; lesson 10 shows what it costs on the H200, and how to avoid it.
+# One piece became {{ len(broken["order"]) }}. {{ assert len(whole["order"]) == 1 }} Why so many? The cut goes through
+# every caller: the attention, its layer, the loop over layers. Dynamo can't resume inside a loop, so it compiles what
+# the layers call, function by function. The pattern {{ ", ".join(map(str, of_layer)) }} repeats: a norm; projections
+# and cache write, up to the break; the output projection after it; the second norm and the MLP. {{ assert of_step[1:-2]
+# == of_layer * shape.layers and len(of_layer) == 4 }} With the rotary angles first, and the last norm and the logits at
+# the end, that's 4 × {{ shape.layers }} + 3.
+#
+# The tokens are right and nothing fails; it's only slow. Each piece checks its guards (are shapes and types what they
+# were?), each is a graph of its own to launch, and nothing is fused across a break. Lesson 10 shows what that costs on
+# a GPU, and how to avoid it.
 #
 # ## 5 · A step of our own
 #
-# {{ fused["launches_a_step"]:.0f }} launches and {{ fused["ms_per_step"] / floor_ms:.1f }} times the byte floor are
-# left. The compiler makes better kernels out of the step it's given. We can write **another step** with the same
-# result: `rlcourse/rollout/decoder.py`, in plain PyTorch. Four things differ.
+# The compiled step still has {{ fused["launches_a_step"]:.0f }} launches and takes {{ fused["ms_per_step"] /
+# floor_ms:.0f }} times the byte floor. The compiler makes better kernels out of the step it's given. We can write
+# **another step** with the same result: `rlcourse/rollout/decoder.py`, in plain PyTorch. Four things differ.
 #
 # **One product instead of three.** Queries, keys and values are three products of the same input. Stacked into one
-# matrix they're one; so are gate and up in the MLP.
+# matrix they're one, and so are the MLP's gate and up.
 #
 # **Heads that share keys are folded.** With grouped-query attention (Ainslie et al. 2023) several query heads share one
 # key-value head: {{ qwen.heads // qwen.kv_heads }} in Qwen2.5-0.5B. The compiled step of `generate` repeats the keys
@@ -581,11 +597,10 @@ print(f"{heads} heads on {kv_heads}: repeated {repeat_us:,.0f} µs, folded {fold
 # Repeating takes {{ repeat_us / fold_us:.1f }} times as long, with {{ heads // kv_heads }} heads to a key-value head:
 # the repeated cache has to be written, and then there is more of it to read. {{ assert repeat_us > 1.3 * fold_us }}
 #
-# **The token is drawn inside the step.** `generate` draws it after the model has run, outside what is compiled. If the
-# draw is made of tensor operations, it can be recorded with the rest. One way is *inversion*: put the probabilities
-# side by side on a line from 0 to 1, draw a number $u$ on that line, and see which piece it falls into. The package's
-# kernels do that in two levels, first the tile and then the token, so that no long running sum is needed. In the
-# exercises you'll fix a version of it.
+# **The token is drawn inside the step.** `generate` draws it after the model has run, outside what is compiled. Made of
+# tensor operations, the draw can be recorded with the rest. One way is *inversion*: put the probabilities side by side
+# on a line from 0 to 1, draw a number $u$ on that line, and see which piece it falls into. The package finds the tile
+# first and then the token; in the exercises you'll fix such a draw.
 
 # %% tags=["hide-input"]
 # @title Figure: a draw by inversion
@@ -603,37 +618,66 @@ ax.set(yticks=[], xlim=(0, 1), xlabel="u", title=f"Ten tokens in tiles of 4 (col
 plt.show()
 
 # %% [markdown]
-# **The host looks only every few steps.** Has every row ended? To know, the host must read a flag, and that
-# read blocks until the GPU has caught up. Between two looks, finished rows compute tokens that are ignored.
+# **The host looks only every few steps.** Has every row ended? To know, the host must read a flag, and that read blocks
+# until the GPU has caught up. Between two looks, finished rows compute tokens that are ignored.
 #
-# Here's what our own step is worth on the H200, and what kernels of our own add:
+# PyTorch still runs a kernel for each operation. Recorded as one CUDA graph, our step has {{ own["kernels_a_step"]:.0f
+# }} of them. The compiled step of `generate` has {{ fused["kernels_a_step"]:.0f }}. {{ assert own["kernels_a_step"] >
+# 1.5 * fused["kernels_a_step"] }}
 
 # %% tags=["hide-input"]
-# @title Table: from the compiled step to the floor
-lines = ["| rung | ms per step | kernels | launches | × the byte floor |", "| --- | ---: | ---: | ---: | ---: |"]
-SAID = {
-    "hf-static-compiled": "`generate`, static cache, compiled",
-    "graph-eager": "our step in PyTorch, one CUDA graph",
-    "graph-compiled": "… compiled first",
-    "graph": "our kernels, five for a layer, one CUDA graph",
-}
-for name, said in SAID.items():
-    row = RUNGS[name, 16]
-    cells = f"{row['ms_per_step']:.2f} | {row['kernels_a_step']:,.0f} | {row['launches_a_step']:,.1f}"
-    lines.append(f"| {said} | {cells} | {row['ms_per_step'] / floor_ms:.1f} |")
-display(Markdown("\n".join([*lines, "", f"16 rows, {provenance(record)}"])))
-own, own_compiled = RUNGS["graph-eager", 16], RUNGS["graph-compiled", 16]
+# @title Your bet
+ROUGHLY = ["longer: more kernels", "about as long, within 10%", "less, but more than half", "less than half"]
+kernels_bet = bet(
+    f"{own['kernels_a_step']:.0f} kernels in one graph, nothing compiled. How long is that step beside the "
+    f"{fused['ms_per_step']:.1f} ms of the compiled one, with its {fused['kernels_a_step']:.0f}?",
+    ROUGHLY,
+)
 
 # %% [markdown]
-# Uncompiled, our step runs more kernels than the compiled `generate` and is faster all the same, because one graph per
-# step leaves the GPU nothing to wait for. {{ assert own["kernels_a_step"] > 1.5 * fused["kernels_a_step"] }} With
-# launches out of the way, what's left is kernels: {{ top["kernels_a_step"]:.0f }} of them instead of {{
-# own["kernels_a_step"]:.0f }} make the step {{ own["ms_per_step"] / top["ms_per_step"]:.1f }} times as fast. {{ assert
-# top["ms_per_step"] < own_compiled["ms_per_step"] < own["ms_per_step"] < fused["ms_per_step"] }} Lessons 08 and 09
-# teach how to write such kernels; lesson 10, section 6, says which of ours are in Triton and which in CuTe.
+# Here's the whole ladder, with the answer to your first bet as well. **Look for** what falls from rung to rung:
+# launches, or kernels?
+
+# %% tags=["hide-input"]
+# @title Figure: the whole ladder
+share = own["ms_per_step"] / fused["ms_per_step"]
+kernels_bet.result(ROUGHLY[0 if share > 1.1 else 1 if share > 0.9 else 2 if share > 0.5 else 3])
+top_bet.result(round(top["ms_per_step"], 2))
+draw_ladder(rungs)
+SETTINGS = {  # of vLLM: how it ran
+    "vllm": "its V1 model runner, in the process that measures (by default it has a process of its own)",
+    "vllm-v2": "its V2 model runner, in the process that measures (by default it has a process of its own)",
+    "vllm-v2-process": "its V2 model runner, in a process of its own, as it does by default",
+}
+
+
+def fastest_vllm(rows: list[dict], count: int) -> dict:
+    """vLLM's best row of a record at one number of rows."""
+    return max((r for r in rows if r["variant"] in SETTINGS and r["rows"] == count), key=lambda r: r["tokens_per_s"])
+
+
+vllm = {n: fastest_vllm(record["results"], n) for n in (16, 64, 256)}
+ahead = [RUNGS[OURS, n]["tokens_per_s"] / row["tokens_per_s"] for n, row in vllm.items()]
+trl = {row["variant"]: row for row in load_record("step", "NVIDIA H200")["results"] if row["rows"] == 64}
+
+# %% [markdown]
+# Our plain step runs more kernels in {{ 100 * share:.0f }}% of the time: in one graph, the GPU has nothing to wait for.
+# {{ assert share < 0.9 }} With launches out of the way, what's left is kernels: {{ top["kernels_a_step"]:.0f }} of them
+# instead of {{ own["kernels_a_step"]:.0f }} make the step {{ own["ms_per_step"] / top["ms_per_step"]:.1f }} times as
+# fast. {{ assert top["ms_per_step"] < own_compiled["ms_per_step"] < own["ms_per_step"] }} It's {{ bottom["ms_per_step"]
+# / top["ms_per_step"]:.0f }} times as fast as `generate` as it comes, and {{ top["ms_per_step"] / floor_ms:.1f }} times
+# the floor. Lessons 08 and 09 teach such kernels.<br><small>Launches have fractions because some come only every few
+# steps, and a graph may hold several steps.</small>
 #
-# All of this is worth something only if the answers are the same. Here are the rungs that run on a CPU, on prompts of
-# different lengths. Then their times: **look for** what beats the dynamic cache here.
+# Is that good? vLLM, the engine that most people would use, decoded the same prompts in the same run. Over 16, 64 and
+# 256 rows our last rung makes {{ min(ahead):.1f }} to {{ max(ahead):.1f }} times as many tokens per second. {{ assert
+# min(ahead) > 1 }} vLLM knows hundreds of architectures and serves users who come and go; ours knows three, and all its
+# rows are there at once.<br><small>vLLM {{ record["versions"]["vllm"] }} ran as a library, compiled, with CUDA graphs.
+# Its fastest measured setting: {{ ", or ".join(dict.fromkeys(SETTINGS[row["variant"]] for row in vllm.values())) }}.
+# Lessons 10 and 11 have other runs, so factors differ there.</small>
+#
+# All of this is worth something only if the answers are the same. Here are the rungs that run on a CPU, and then their
+# times: **look for** what beats the dynamic cache.
 
 # %%
 ENGINES = {
@@ -684,13 +728,13 @@ plt.show()
 # %% [markdown]
 # Here our step is {{ live["dynamic cache"] / live["our step"]:.1f }} times as fast as the dynamic cache, even without a
 # recording. {{ assert live["our step"] < live["dynamic cache"] < live["no cache"] }} The static cache is hardly a step
-# back here: it's sized for these answers, so few slots are empty. {{ assert live["static cache"] < 1.15 * live["dynamic
+# back: it's sized for these answers, so few slots are empty. {{ assert live["static cache"] < 1.15 * live["dynamic
 # cache"] }}
 #
 # ## 6 · More rows
 #
-# On the GPU, the compiled and recorded rungs over the number of rows. **Look for** the distance between the lowest line
-# and its floor.
+# Back to the GPU: the compiled and recorded rungs over the number of rows. **Look for** the distance between the lowest
+# line and its floor.
 
 # %% tags=["hide-input"]
 # @title Figure: the rungs over rows
@@ -698,14 +742,14 @@ STYLES = {
     "hf-static-compiled": ("generate, static, compiled", ORANGE, "^", "-"),
     "graph-eager": ("our step, CUDA graph", PURPLE, "v", "-"),
     "graph-compiled": ("our step, compiled, CUDA graph", VERMILION, "P", "--"),
-    "graph": ("our kernels, CUDA graph", GREEN, "o", "-"),
+    OURS: ("our kernels, CUDA graph", GREEN, "o", "-"),
 }
 fig, ax = plt.subplots(figsize=(8, 3.8), layout="constrained")
 sizes = (16, 64, 256)
 for name, (label, color, marker, style) in STYLES.items():
     ms = [RUNGS[name, n]["ms_per_step"] for n in sizes]
     ax.plot(sizes, ms, color=color, marker=marker, linestyle=style, label=label)
-ax.plot(sizes, [RUNGS["graph", n]["floor_ms"] for n in sizes], color=BLACK, linestyle=":", label="byte floor")
+ax.plot(sizes, [RUNGS[OURS, n]["floor_ms"] for n in sizes], color=BLACK, linestyle=":", label="byte floor")
 ax.set(
     xscale="log", yscale="log", xlabel="rows", ylabel="ms per step", title=f"Qwen2.5-0.5B's shape, {provenance(record)}"
 )
@@ -715,15 +759,15 @@ ax.minorticks_off()
 ax.grid()
 ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
-rising = RUNGS["graph", 256]["ms_per_step"] / RUNGS["graph", 16]["ms_per_step"]
-above = [RUNGS["graph", n]["ms_per_step"] / RUNGS["graph", n]["floor_ms"] for n in (16, 256)]
+rising, floor_rising = (RUNGS[OURS, 256][what] / RUNGS[OURS, 16][what] for what in ("ms_per_step", "floor_ms"))
 
 # %% [markdown]
-# With 16 times as many rows the last rung takes {{ rising:.1f }} times as long. $N$ rows read $N$ caches, and the step
-# grows even faster than its byte floor. {{ assert 1.3 < rising and above[0] < above[1] }}
+# With 16 times as many rows the last rung takes {{ rising:.1f }} times as long, since $N$ rows read $N$ caches. But its
+# floor grows only {{ floor_rising:.1f }} times. {{ assert floor_rising < rising < 16 }} What does the floor leave out?
 #
 # **Explore** what binds a step of Qwen2.5-0.5B with 256 tokens in each row's cache: the host's launches, bytes, or
-# operations. Try 1,200 launches, then 1. From how many rows on is it compute-bound?
+# operations. Try 1,200 launches, then 1. At 256 rows, how far below the bytes are the operations? From how many rows on
+# is the step compute-bound?
 
 # %% tags=["hide-input"]
 # @title Explorer: what binds a step
@@ -763,20 +807,22 @@ explorer(draw_step, static=[story | machine for story in stories], **controls)
 # %% [markdown]
 # ## 7 · Answers end at different times
 #
-# So far all rows had the same length. Real answers don't. From here on a *slot* is a place for one row in the batch,
-# and a *slot-step* is one such place in one step. There are three ways to schedule answers:
+# So far all rows had the same length. Real answers don't. Now a *slot* is a place for one row in the batch, and a
+# *slot-step* such a place in one step. There are three ways to schedule answers:
 #
 # - **wait**: a batch runs until its longest answer has ended;
 # - **leave**: finished rows leave the batch, and the step becomes smaller;
 # - **refill**: more answers wait than there are slots, and a free slot takes the next one (*continuous batching*, Yu et
 #   al. 2022).
 #
-# In the figure each is drawn as rows over steps. **Look for** how wide they are.
+# **Look for** how wide the three are in the figure.
 
 # %% tags=["hide-input"]
 # @title Your bet
 SAVED = ["about half of them", "a few percent", "none at all"]
-slots_bet = bet("512 answers, 64 slots. Rows that have ended leave at once. How many steps does that save?", SAVED)
+slots_bet = bet(
+    "512 answers, a median of 120 tokens, 64 slots. How many steps does `leave` save, beside `wait`?", SAVED
+)
 
 
 # %%
@@ -816,13 +862,16 @@ slots_bet.result(SAVED[2] if saved == 0 else SAVED[1] if saved < 0.2 else SAVED[
 plt.show()
 
 # %% [markdown]
-# *Leave* never computes a finished row, and takes exactly as many steps as *wait*. {{ assert len(runs["refill"]) < 0.6
-# * len(runs["leave"]) and len(runs["leave"]) == len(runs["wait"]) }} On a host-bound step, which costs the same with
-# few rows as with many, it saves nothing at all. Only *refill* makes fewer steps, and what it still loses is the tail,
-# when nothing is left to refill with. For *wait* and *refill* the H200 agrees. vLLM refills, too.
+# *Leave* never computes a finished row, and takes exactly as many steps as *wait*: each batch goes on until its longest
+# answer ends. {{ assert len(runs["refill"]) < 0.6 * len(runs["leave"]) and len(runs["leave"]) == len(runs["wait"]) }}
+# On a host-bound step, which costs the same with few rows as with many, that saves nothing at all. Only *refill* makes
+# fewer steps, and what it still loses is the tail, when nothing is left to refill with.
+#
+# On the GPU, `generate` waits; vLLM and our engine refill. **Look for** how much of its speed each keeps when lengths
+# differ.
 
 # %% tags=["hide-input"]
-# @title Table: skewed lengths on the H200
+# @title Table: skewed lengths on the GPU
 ROUNDS = 8  # the benchmark asks for this many times the answers that are decoded at once
 
 skewed = load_record("decode-skewed", "NVIDIA H200")
@@ -830,31 +879,27 @@ lines = ["| way | rows | tokens/s | share of its rate at equal lengths |", "| --
 WAYS = {
     "hf-static-compiled": "wait: `generate`, compiled",
     "vllm": "refill: vLLM",
-    "graph": "refill: our kernels, CUDA graph",
+    OURS: "refill: our kernels, CUDA graph",
 }
 UNEQUAL = {(row["variant"], row["rows"]): row for row in skewed["results"]}
 kept_rate, of_schedule = {way: [] for way in WAYS}, []
-for way, n in sorted(UNEQUAL, key=lambda key: (list(WAYS).index(key[0]), key[1])):
-    row, equal = UNEQUAL[way, n], RUNGS[way, n]
-    kept_rate[way].append(row["tokens_per_s"] / equal["tokens_per_s"])
+for way, n in [(way, n) for way in WAYS for n in sizes]:
+    row = fastest_vllm(skewed["results"], n) if way == "vllm" else UNEQUAL[way, n]
+    kept_rate[way].append(row["tokens_per_s"] / RUNGS[row["variant"], n]["tokens_per_s"])
     lines.append(f"| {WAYS[way]} | {n} | {row['tokens_per_s']:,.0f} | {kept_rate[way][-1]:.0%} |")
-    if way == "graph":
+    if way == OURS:
         full = skewed["setup"]["rollouts"] * ROUNDS * row["tokens_a_row"]  # steps, if no slot were ever empty
         of_schedule.append(full / row["schedule_steps"])
 display(Markdown("\n".join([*lines, "", f"{provenance(skewed)}; equal lengths: {provenance(record)}"])))
 waits, _, ours = kept_rate.values()
 
 # %% [markdown]
-# With lengths like these `generate` keeps at most {{ 100 * max(waits):.0f }}% of its rate, our engine at least {{ 100 *
-# min(ours):.0f }}%. {{ assert max(waits) < 0.6 < min(ours) }} Ours loses most in the tail of the figure, where nothing
-# is left to fill the slots. If all steps took equally long it would keep {{ 100 * min(of_schedule):.0f }}%, and it
-# keeps more, since steps with few rows are shorter. {{ assert all(1 - most > 0.5 * (1 - kept) > 0 for most, kept in
-# zip(of_schedule, ours, strict=True)) }}
+# `generate` keeps at most {{ 100 * max(waits):.0f }}% of its rate, our engine at least {{ 100 * min(ours):.0f }}%: it
+# loses little but the tail. {{ assert max(waits) < 0.6 < min(ours) and all(1 - most > 0.5 * (1 - kept) > 0 for most,
+# kept in zip(of_schedule, ours, strict=True)) }}
 #
-# And a training step? With {{ trl["rlcourse"]["rows"] }} rows the third rung takes TRL's step from {{
-# trl["trl-default"]["step_s"]:.2f }} s to {{ trl["trl-static-compiled"]["step_s"]:.2f }} s, and this package's takes {{
-# trl["rlcourse"]["step_s"]:.2f }} s. The update was a few percent of TRL's step and is more than a third of ours: the
-# next thing to work on. {{ assert trl["trl-default"]["update_s"] < 0.08 * trl["trl-default"]["step_s"] and 1 / 3 <
+# So the rollout is fast now. The update, a few percent of TRL's training step, is more than a third of ours: [lesson
+# 12](12_update_phase.ipynb). {{ assert trl["trl-default"]["update_s"] < 0.08 * trl["trl-default"]["step_s"] and 1 / 3 <
 # trl["rlcourse"]["update_s"] / trl["rlcourse"]["step_s"] < 0.42 }}
 #
 # ## Check yourself
@@ -886,9 +931,7 @@ waits, _, ours = kept_rate.values()
 #
 # ## Further reading
 #
-# - Shazeer 2019, *Fast Transformer Decoding: One Write-Head is All You Need*, arXiv:1911.02150.
 # - Ainslie et al. 2023, *GQA*, arXiv:2305.13245.
 # - Yu et al. 2022, *Orca*, OSDI: continuous batching.
-# - Kwon et al. 2023, *Efficient Memory Management for Large Language Model Serving with PagedAttention*,
-#   arXiv:2309.06180: a cache in pages, the other answer to differing lengths.
+# - Kwon et al. 2023, *PagedAttention*, arXiv:2309.06180: a cache in pages, the other answer to differing lengths.
 # - Ansel et al. 2024, *PyTorch 2*, ASPLOS: Dynamo, graphs and graph breaks.
