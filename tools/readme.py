@@ -71,14 +71,15 @@ def record_markdown(record: dict[str, Any], columns: list[str] | None = None) ->
 
 
 def curves_markdown() -> str:
-    """One line an algorithm: test accuracy before and after, least to most over the seeds."""
+    """One line per algorithm: test accuracy before and after, and seconds, least to most over the seeds."""
     recorded: dict[str, list[str]] = {}  # where and when: which algorithms
-    lines = ["| algorithm | seeds | accuracy before | accuracy after |", "| --- | --- | --- | --- |"]
+    lines = ["| algorithm | seeds | accuracy before | accuracy after | seconds |", "| --- | --- | --- | --- | --- |"]
     for record in recorded_algorithms():
         runs = [seed["summary"] for seed in record["results"]]
         before, after = ([run[f"accuracy_{when}"] for run in runs] for when in ("before", "after"))
         name = LABELS.get(record["name"], record["name"].upper())
-        lines.append("| " + " | ".join((name, str(len(runs)), _range(before), _range(after))) + " |")
+        took = _counts([run["wall_seconds"] for run in runs])
+        lines.append(f"| {name} | {len(runs)} | {_range(before)} | {_range(after)} | {took} |")
         recorded.setdefault(provenance(record), []).append(name)
     (most, _), *others = sorted(recorded.items(), key=lambda item: -len(item[1]))
     said = [most, *(f"{' and '.join(names)} {where.removeprefix('recorded ')}" for where, names in others)]
@@ -140,8 +141,9 @@ def gsm8k_markdown() -> str:
     record = load_record("gsm8k", "nvidia-h100-80gb-hbm3")
     tests = [row for row in record["results"] if row["split"] == "test"]
     lines = [
-        "| trained with | steps | seeds | accuracy before | after | seconds | tokens of wrong answers, first, last |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| trained with | steps | seeds | accuracy before | after | seconds | of them before the first step "
+        "| tokens of wrong answers, first, last |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for variant, name in GSM8K.items():
         first, last = (
@@ -150,8 +152,10 @@ def gsm8k_markdown() -> str:
         read = "accuracy_lenient" if VARIANTS[variant].get("reward_parser") == "lenient" else "accuracy"
         before, after = (_range([row[read] for row in rows]) for rows in (first, last))
         took = _counts([row["seconds"] for row in last])
+        starts = [row["seconds"] for row in record["results"] if row["variant"] == variant and not row["step"]]
+        until = _counts([start for start in starts if start is not None])
         wrong = ", ".join(_counts([row["length_wrong"] for row in rows]) for rows in (first, last))
-        lines.append(f"| {name} | {last[0]['step']} | {len(last)} | {before} | {after} | {took} | {wrong} |")
+        lines.append(f"| {name} | {last[0]['step']} | {len(last)} | {before} | {after} | {took} | {until} | {wrong} |")
     return "\n".join(lines) + f"\n\n{provenance(record)}\n"
 
 
