@@ -43,17 +43,17 @@ print("ready")
 # Shapes: `launch`, `kernel` `[n]` float, `reads` `[n]` bool; result `[n]`, in µs.
 #
 # <details><summary>Hint 1: a question</summary>
-# Two workers, each with a watch: what does each of them wait for? Where do you read off how long the step took?
+# Two workers, each with a watch: what does each wait for? Whose watch says how long the step took?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Write a function for the time of a whole step first. Go through the kernels once and keep two numbers, the time on the
-# host's watch and the time on the GPU's. Sometimes one watch has to be moved forward to the other.
+# First write a function for the time of a whole step. Go through the kernels once and keep two numbers, the time on the
+# host's watch and the time on the GPU's. Sometimes one watch must be moved forward to the other.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# A loop of three lines over the kernels, in which a `max` stands for one kind of waiting and an `if` for the other.
-# Then a loop around it that sets one kernel at a time to zero and subtracts.
+# A loop of three lines over the kernels, with a `max` for one kind of waiting and an `if` for the other. Then a loop
+# around it that sets one kernel at a time to zero and subtracts.
 # </details>
 
 
@@ -93,10 +93,10 @@ if check.q1.passed:
     graph[0] = 10.0
     pieces = torch.where(torch.arange(16) % 4 == 0, 30.0, 0.0)
     ways = {
-        "eager: 10 µs a launch": (torch.full((16,), 10.0), never),
-        "four pieces, 30 µs a launch": (pieces, never),
+        "eager: 10 µs per launch": (torch.full((16,), 10.0), never),
+        "four pieces, 30 µs per launch": (pieces, never),
         "one graph": (graph, never),
-        "eager, 3 µs, a read after each 4": (torch.full((16,), 3.0), torch.arange(16) % 4 == 3),
+        "eager: 3 µs, a read after every 4th": (torch.full((16,), 3.0), torch.arange(16) % 4 == 3),
     }
     fig, axes = plt.subplots(1, 4, figsize=(13, 2.8), sharey=True, layout="constrained")
     for ax, (title, (launch, reads)) in zip(axes, ways.items(), strict=True):
@@ -120,8 +120,8 @@ if check.q1.passed:
 # ●●●○○ · 25 minutes
 #
 # A colleague brings an attention for one token per row. Query heads share the heads of the cache: with $H$ query heads
-# and $K$ key-value heads, the first $H/K$ query heads belong to the first key-value head, and so on. Her model for
-# tests has one head and full caches, and there the tokens are nearly right.
+# and $K$ key-value heads, the first $H/K$ query heads belong to the first key-value head, and so on. Her test model has
+# one head and full caches, and there the tokens are nearly right.
 
 
 # %%
@@ -135,8 +135,8 @@ def colleague(query, keys, values, mask):
 
 
 # %% [markdown]
-# There is no reference at hand, and none is needed. Some inputs are so simple that you know what must come out. Here
-# are four probes, each with one question.
+# You have no reference, and you don't need one. Some inputs are so simple that you know what must come out. Here are
+# four probes, each with one question.
 
 # %% tags=["hide-input"]
 # @title Four probes: `probe(function)`
@@ -198,7 +198,7 @@ probe(colleague)
 
 # %% tags=["exercise"]
 def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Attention of one token a row: [B, H, D]. query: [B, H, D]; keys, values: [B, K, S, D]; mask: [B, 1, 1, S]."""
+    """Attention of one token per row: [B, H, D]. query: [B, H, D]; keys, values: [B, K, S, D]; mask: [B, 1, 1, S]."""
     # BEGIN SOLUTION
     if mask is None:
         raise ValueError("A decode step needs its mask: without one nobody knows which slots hold tokens.")

@@ -12,7 +12,7 @@
 # Face's `generate` it produced the same tokens, and the decode step got nearly 3 times slower ([*Making Dr GRPO go
 # brrr*](https://kyrieblunders.bearblog.dev/making-dr-grpo-go-brrr/)). Nothing had failed.
 #
-# We don't have that kernel or that card, so we can't reproduce those two factors. We stage the same accident with the
+# We don't have that kernel or that card, so we can't reproduce those factors. We stage the same accident with the
 # kernel of lesson 09 on an H200, and this time we look inside.
 #
 # **You will learn**
@@ -69,20 +69,22 @@ prompts = [policy.prompt(p.question) for p in task.problems("train")[:8]]
 qwen = model_shape("Qwen/Qwen2.5-0.5B")
 
 # %% [markdown]
-# Nearly everything that needs a GPU comes from one recorded run, `story`: the kernel alone, the decode step with each
-# way to plug it in, and whole training steps.
+# Nearly all GPU numbers come from one recorded run, `story`: the kernel alone, the decode step with each way to plug it
+# in, and whole training steps.
 #
 # <small>{{ load_record("story", "NVIDIA H200")["results"][0]["rows"] }} rows, prompts of {{ load_record("story",
 # "NVIDIA H200")["setup"]["prompt_tokens"] }} tokens, answers of {{ load_record("story", "NVIDIA
-# H200")["setup"]["new_tokens"] }}. The byte floor is from `decode`, the idle shares from `trace`, which are other
-# runs.</small>
+# H200")["setup"]["new_tokens"] }}. Repetitions of a decode step differ by {{ 100 * max(r.get("spread", 0) for r in
+# load_record("story", "NVIDIA H200")["results"]):.0f }}% at most (interquartile range). The byte floor is from
+# `decode`, the idle shares from `trace`, which are other runs.</small>
 
 # %%
 story, decode = load_record("story", "NVIDIA H200"), load_record("decode", "NVIDIA H200")
 ROWS = story["results"][0]["rows"]
 alone = {r["variant"].removeprefix("micro-attention-"): r["us"] for r in story["results"] if "us" in r}
 ladder = {r["variant"]: r for r in decode["results"] if r["rows"] == ROWS}
-more_rows = {r["variant"]: r for r in decode["results"] if r["rows"] == 64}
+OURS = "graph-exact"  # lesson 07's last rung
+products = {r["variant"]: r["ms_per_step"] for r in decode["results"] if r["rows"] == 64}
 ways = {r["variant"]: r for r in story["results"] if "ms_per_step" in r}
 STEPS = {  # every decode step of this lesson, by the name it has in the text
     "eager, dynamic cache": ways["hf-dynamic"],
@@ -99,6 +101,8 @@ idle = {
     name: 1 - traced[v]["busy_us"] / traced[v]["us_a_step"]
     for name, v in (("breaks", "hf-static-breaks"), ("own", "graph"))
 }
+of_kernel = sum(r["share"] for r in trace["results"] if r["variant"] == "hf-static-breaks" and "decode_" in r["part"])
+launching = traced["hf-static-breaks"]["launch_us"] / 1e3 / traced["hf-static-breaks"]["profiled_ms"]
 print(story["setup"]["shape"], "rows:", ROWS, "·", "; ".join(map(provenance, (story, decode))))
 
 # %% [markdown]
@@ -166,8 +170,8 @@ display(Markdown(f"```python\n{inspect.getsource(attention.forward)}```"))
 # %% [markdown]
 # `attend` is the kernel, in one of two wrappings. **`breaks`** is a function that Dynamo may not look into, which is
 # how a launcher written in C, or CuTe DSL's own compiler, looks to Dynamo. **`operation`** is the same kernel
-# registered with `torch.library`. On a CPU a reference in PyTorch takes the kernel's place, so we can try both. First,
-# what everybody asks first: are the tokens right?
+# registered with `torch.library`. On a CPU a reference in PyTorch takes the kernel's place, so we can try both. First:
+# are the tokens right?
 
 # %%
 WAYS = {"sdpa": "sdpa", "breaks": attention.BREAKS, "operation": attention.OPERATION}
@@ -192,22 +196,38 @@ slower = ms["our kernel, breaks"] / ms["compiled"]
 # %% [markdown]
 # {{ slower:.1f }} times as long, with a kernel that is {{ times_repeat:.1f }} times as fast. {{ assert slower > 5 }}
 #
-# ## 3 · What did we lose?
+# ## 3 · Three suspects
 #
-# The usual suspects are the kernel, its launches, or some overhead per call. One experiment before we look inside: take
-# the kernel out again, so that PyTorch's own attention is back, and switch the compiler off.
+# **The kernel itself.** Is it slow in here? In lesson 06's trace of this step, all its calls together take {{ 100 *
+# of_kernel:.1f }}% of the time. {{ assert 0 < of_kernel < 0.02 }} Acquitted.
+#
+# **The launches.** Eagerly, the host launches every kernel of a step itself. With a static cache, `generate` compiles
+# the step without being asked and packs most kernels into CUDA graphs. Our kernel breaks that compiled step. How far
+# back does it throw us?
 
 # %% tags=["hide-input"]
 # @title Your bet
-FATES = [
-    "in between: slower than compiled, but nothing like our kernel with its breaks",
-    "about as long as with our kernel and its breaks",
-    "longer by far than with our kernel and its breaks",
-]
-second_bet = bet("PyTorch's own attention, nothing compiled. How long is the decode step?", FATES)
+launched = {name: STEPS[name]["launches_a_step"] for name in STEPS}
+second_bet = bet(
+    f"{launched['compiled']:.0f} launches per step compiled, {launched['eager, static cache']:,.0f} eager. How many "
+    f"with our kernel and its breaks? (The model has {qwen.layers} layers.)",
+    (600, 0, 1500, 10),
+    unit="launches",
+)
+
+# %% tags=["hide-input"]
+# @title Table: kernels and launches
+SO_FAR = ["eager, dynamic cache", "eager, static cache", "our kernel, breaks", "compiled"]
+second_bet.result(round(launched["our kernel, breaks"]))
+lines = ["| step | kernels | launches by the host |", "| --- | ---: | ---: |"]
+lines += [f"| {name} | {STEPS[name]['kernels_a_step']:,.0f} | {launched[name]:,.0f} |" for name in SO_FAR]
+display(Markdown("\n".join(lines)))
+fewer = launched["our kernel, breaks"] / launched["eager, static cache"]
 
 # %% [markdown]
-# **Look for** where the two eager steps are. The scale is logarithmic.
+# Fewer than half of eager's: much of the step is still compiled. {{ assert 0.3 < fewer < 0.5 }} If only launches
+# counted, it would take {{ 100 * fewer:.0f }}% of the time of an eager step. Does it? **Look for** where it is beside
+# the two eager steps. The scale is logarithmic.
 
 # %% tags=["hide-input"]
 # @title Figure: the steps
@@ -226,42 +246,27 @@ def draw_steps(names: list[str], floor: float | None = None) -> None:
         ax.legend(loc="lower right")
     ax.set(xscale="log", xlim=(0.2, 60), ylim=(len(names) - 0.5, -0.5), xlabel="ms per step")
     ax.set_xticks([0.3, 1, 3, 10, 30], [0.3, 1, 3, 10, 30])
-    ax.set_title("One decode step of 16 rows")
+    ax.set_title(f"One decode step of {ROWS} rows, {provenance(story)}")
     ax.grid(axis="x")
     plt.show()
 
 
-SO_FAR = ["eager, dynamic cache", "eager, static cache", "our kernel, breaks", "compiled"]
-eager = ms["eager, static cache"] / ms["our kernel, breaks"]
-second_bet.result(FATES[0] if eager < 0.5 else FATES[1] if eager < 2 else FATES[2])
 draw_steps(SO_FAR)
 worth = ms["eager, static cache"] / ms["compiled"]
 raised_ms = ways["hf-static-breaks-raised"]["ms_per_step"]
 
 # %% [markdown]
-# **`breaks` is eager speed.** It lies between the two steps in which nothing is compiled. {{ assert ms["eager, dynamic
-# cache"] < ms["our kernel, breaks"] < ms["eager, static cache"] }} With a static cache on a GPU, `generate` compiles
-# the decode step without being asked, and that is worth a factor of {{ worth:.1f }}. Our kernel undid it without an
-# error. **What we lost is whatever compiling was worth.** On another machine that's another factor, which is why the
-# story's 3 and our {{ slower:.0f }} needn't agree.
+# No: **`breaks` is eager speed**, with fewer than half the launches. {{ assert ms["eager, dynamic cache"] < ms["our
+# kernel, breaks"] < ms["eager, static cache"] }} So launches alone don't explain it, either.
 #
-# Where does compiling get it from? Count what the GPU runs, and what the host has to launch.
-
-# %% tags=["hide-input"]
-# @title Table: kernels and launches
-lines = ["| step | ms | kernels | launches by the host |", "| --- | ---: | ---: | ---: |"]
-for name in SO_FAR:
-    row = STEPS[name]
-    lines.append(f"| {name} | {ms[name]:.2f} | {row['kernels_a_step']:,.0f} | {row['launches_a_step']:,.0f} |")
-display(Markdown("\n".join(lines)))
-
-# %% [markdown]
-# Eagerly the host launches every kernel itself. The compiled step packs most of them into CUDA graphs (`generate` asks
-# for `mode="reduce-overhead"`). With breaks the host launches about half as many as eager does, and the step still
-# takes as long as an eager one, {{ assert 0.4 < STEPS["our kernel, breaks"]["launches_a_step"] / STEPS["eager, dynamic
-# cache"]["launches_a_step"] < 0.6 }} because between pieces the host also checks guards and runs Python. In the trace
-# of lesson 06 the GPU is idle for {{ 100 * idle["breaks"]:.0f }}% of this step. {{ assert idle["breaks"] > 0.85 }} No
-# kernel, however fast, gives back time in which the GPU waits.
+# **The host's Python.** In the trace the GPU is idle for {{ 100 * idle["breaks"]:.0f }}% of the step, so it waits for
+# the host. Yet the calls that launch take only {{ 100 * launching:.0f }}% of the traced step. {{ assert idle["breaks"]
+# > 0.85 and launching < 0.3 }} The rest goes to what's between the launches: before each piece the compiled code checks
+# its guards, and what Dynamo left out runs as ordinary Python, operation by operation. No kernel, however fast, gives
+# back time in which the GPU waits.
+#
+# **What we lost is whatever compiling was worth**, here a factor of {{ worth:.1f }}, and without an error. On another
+# machine that's another factor, which is why the story's 3 and our {{ slower:.0f }} needn't agree.
 #
 # ## 4 · Find out why
 #
@@ -394,11 +399,11 @@ breaks = sum(counters["graph_break"].values())
 assert breaks and any("layer_idx == " in line for line in said)
 
 # %% [markdown]
-# Read it from the top. Dynamo can't end a graph in the middle of a loop over layers and resume there, so it gives up on
-# the function with the loop and compiles the functions that this one calls, one by one. Attention's `forward` reads
-# `self.layer_idx`, a Python number, to find its part of the cache. The compiled code is valid for that number only, so
-# the next layer fails the guard and is compiled again. At version {{ limit }} the **recompile limit** is reached.
-# Dynamo logs one warning and runs the function eagerly from then on.
+# Dynamo can't end a graph in the middle of a loop over layers and resume there, so it gives up on the function with the
+# loop and compiles the functions that this one calls, one by one. Attention's `forward` reads `self.layer_idx`, a
+# Python number, to find its part of the cache. The compiled code is valid for that number only, so the next layer fails
+# the guard and is compiled again. At version {{ limit }} the **recompile limit** is reached. Dynamo logs one warning
+# and runs the function eagerly from then on.
 #
 # So raise the limit! Every layer gets its own version, and no layer falls back to eager.
 
@@ -414,10 +419,12 @@ third_bet.result(NUMBERS[(len(raised.order) >= len(order)) + (len(raised.order) 
 print(f"graphs {len(raised.operations)}, pieces that run in a step {len(raised.order)}")
 
 # %% [markdown]
-# More versions and more pieces, {{ len(raised.order) }} instead of {{ len(order) }}: {{ assert len(raised.order) >
-# len(order) }} what ran eagerly now runs in pieces, and the break is still there in every layer. On the H200 the step
-# is still no faster than an eager one. {{ assert raised_ms > ms["eager, dynamic cache"] }} The only cure is to have no
-# break.
+# More: what ran eagerly now runs in pieces, and the break is still there in every layer. A compiled layer is {{ layer
+# }} pieces (lesson 07's four, and two around the kernel), one with eager attention {{ layer - len(missing) }}, and
+# three belong to no layer. So it was {{ versions }} × {{ layer }} + {{ 12 - versions }} × {{ layer - len(missing) }} +
+# 3, and is 12 × {{ layer }} + 3. {{ assert len(order) == versions * layer + (12 - versions) * (layer - len(missing)) +
+# 3 and len(raised.order) == 12 * layer + 3 }} On the H200 the step is still no faster than an eager one. {{ assert
+# raised_ms > ms["eager, dynamic cache"] }} The only cure is to have no break.
 #
 # ### A tripwire, and what it misses
 #
@@ -523,20 +530,22 @@ except Exception as error:
 
 # %% [markdown]
 # The wrapping `operation` is registered this way, with a correct fake, and section 4 showed its single graph. Back to
-# the promise of section 1:
+# the promise of section 1. **Look for** how far `our kernel, operation` is from `compiled`, and from the last step.
 
 # %% tags=["hide-input"]
 # @title Figure: all steps
-floor = ladder["graph-exact"]["floor_ms"]
+floor = ladder["hf-static-compiled"]["floor_ms"]
 draw_steps(list(STEPS), floor)
 gain = ms["compiled"] / ms["our kernel, operation"]
-saved = ms["compiled"] - ms["our kernel, operation"]
-hoped = qwen.layers * (alone["sdpa-repeat"] - alone["cute"]) / 1e3
+saved_us = 1e3 * (ms["compiled"] - ms["our kernel, operation"]) / qwen.layers  # per call
+hoped_us = alone["sdpa-repeat"] - alone["cute"]
+noise = max(ways[name]["spread"] for name in ("hf-static", "hf-static-operation"))
 
 # %% [markdown]
-# A faster kernel in one graph *is* a gain, {{ gain:.2f }} times, and a smaller one than promised. {{ assert 1 < gain <
-# amdahl(by_time, times_repeat) }} The attention that we replaced may cost less inside the step than it does alone; we
-# haven't measured it there.
+# A faster kernel in one graph *is* a gain, {{ gain:.2f }} times, where repetitions differ by {{ 100 * noise:.0f }}%.
+# It's smaller than the promised {{ amdahl(by_time, times_repeat):.2f }} times. {{ assert 1 + 3 * noise < gain <
+# amdahl(by_time, times_repeat) }} Each call saved {{ saved_us:.0f }} µs instead of {{ hoped_us:.0f }}: inside the
+# compiled step the old attention costs less than it does alone, or ours costs more. We haven't measured which.
 #
 # ### Out of `generate`
 #
@@ -595,14 +604,14 @@ print(f"generate on this CPU: {step_ms:.2f} ms per step, {loop_ms:.2f} of them o
 # The graph isn't the whole reason: nearly everything else in this step runs in fused kernels of our own, too. Lesson
 # 07's ladder separates the two: compiled `generate` → our step in plain PyTorch, as a graph → the same with our
 # kernels. The second arrow gains more than the first. {{ assert ladder["graph-eager"]["ms_per_step"] /
-# ladder["graph-exact"]["ms_per_step"] > ladder["hf-static-compiled"]["ms_per_step"] / ladder["graph-eager"]["ms_per_step"] >
-# 1 }}
+# ladder[OURS]["ms_per_step"] > ladder["hf-static-compiled"]["ms_per_step"] / ladder["graph-eager"]["ms_per_step"] > 1
+# }}
 #
 # **What runs today.** The engine's default step has its attention, norms and sampler in Triton, because those add up in
 # the trainer's order (lesson 11). On Hopper its matmuls are in CuTe DSL, with the same bits, and faster than Triton's.
-# {{ assert more_rows["graph-exact"]["ms_per_step"] < more_rows["graph-triton"]["ms_per_step"] }} The kernel of lesson 09
-# is an option: `TorchEngine(policy, torch.bfloat16, attention=decode_attention)` plugs it, or one of yours, into our
-# step in PyTorch and records it as one graph. That takes the step from {{ ladder["graph-eager"]["ms_per_step"]:.2f }} to {{
+# {{ assert products["graph-exact"] < products["graph-triton"] }} The kernel of lesson 09 is an option:
+# `TorchEngine(policy, torch.bfloat16, attention=decode_attention)` plugs it, or one of yours, into our step in PyTorch
+# and records it as one graph. That takes the step from {{ ladder["graph-eager"]["ms_per_step"]:.2f }} to {{
 # ladder["graph-attention"]["ms_per_step"]:.2f }} ms. {{ assert ladder["graph-attention"]["ms_per_step"] < 0.95 *
 # ladder["graph-eager"]["ms_per_step"] }}
 #
@@ -611,20 +620,21 @@ print(f"generate on this CPU: {step_ms:.2f} ms per step, {loop_ms:.2f} of them o
 # ## 7 · What the training step gains
 #
 # The rollout is one phase of a training step. One last time, Amdahl's law: if the rollout is a share $f$ and becomes
-# $g$ times as fast, the step becomes $1 / (1 - f + f / g)$ times as fast.
+# $g$ times as fast, the step becomes $1 / (1 - f + f / g)$ times as fast. Will it hold?
 
 # %% tags=["hide-input"]
 # @title Your bet
-faster = ms["compiled"] / ms["our own step"]
+base = ways["hf-static"]
+f, faster = base["rollout_s"] / base["step_s"], ms["compiled"] / ms["our own step"]
 fourth_bet = bet(
-    f"Our own decode step is {faster:.1f} times as fast as compiled generate's. And the whole training step?",
+    f"With compiled `generate` the rollout is {f:.0%} of a training step. Our own decode step is {faster:.1f} times as "
+    "fast. How many times as fast is the whole training step, measured?",
     (round(faster, 1), 1.0, 8.0, 0.1),
     unit="times",
 )
 
 # %%
-base = ways["hf-static"]
-f, errors = base["rollout_s"] / base["step_s"], {}
+errors = {}
 lines = [f"compiled generate: {base['step_s']:.2f} s per training step, the rollout is {f:.0%} of it"]
 for name in ("our kernel, breaks", "our kernel, operation", "our own step"):
     predicted, measured = amdahl(f, ms["compiled"] / ms[name]), base["step_s"] / STEPS[name]["step_s"]
@@ -632,19 +642,24 @@ for name in ("our kernel, breaks", "our kernel, operation", "our own step"):
     lines.append(f"{name:22} predicted {predicted:.2f}×, measured {measured:.2f}× ({STEPS[name]['step_s']:.2f} s)")
 fourth_bet.result(measured)
 print("\n".join(lines))
-own = STEPS["our own step"]
+own, operation = STEPS["our own step"], STEPS["our kernel, operation"]
+update_ms = [1e3 * row["update_s"] for row in ways.values() if "update_s" in row]
+range_ms, gain_ms = max(update_ms) - min(update_ms), 1e3 * (base["step_s"] - operation["step_s"])
 attention_free = amdahl(
     own["rollout_s"] / own["step_s"] * qwen.layers * alone["cute-ahead"] / 1e3 / ms["our own step"], 1e9
 )
 
 # %% [markdown]
 # With a share and a gain **measured in the loop itself**, Amdahl's law is off by at most {{ 100 *
-# max(errors.values()):.0f }}%. {{ assert max(map(abs, errors.values())) == max(errors.values()) < 0.15 }} The sum of
+# max(errors.values()):.0f }}%. {{ assert max(map(abs, errors.values())) == max(errors.values()) < 0.15 }} Part of that
+# is noise: each number is a median of {{ story["setup"]["repeats"] }} steps, and the update, the same program in all of
+# them, took {{ min(update_ms):.0f }} to {{ max(update_ms):.0f }} ms. So read the operation's gain with care: its {{
+# gain_ms:.0f }} ms are only about twice that range. {{ assert 1.5 < gain_ms / range_ms < 2.5 }} The sum of
 # microbenchmarks in section 1 was off by {{ 100 * ms["our kernel, operation"] / promised - 100:.0f }}%. {{ assert
 # ms["our kernel, operation"] / promised - 1 > 2 * max(errors.values()) }}
 #
-# And now? Attention for free would make our training step {{ attention_free:.2f }} times as fast. {{ assert
-# attention_free < 1.15 }} It's time to stop writing attention kernels.
+# Attention for free would make our training step {{ attention_free:.2f }} times as fast. {{ assert attention_free <
+# 1.15 }} It's time to stop writing attention kernels.
 #
 # ## 8 · The mystery in ten numbers
 
@@ -721,8 +736,8 @@ display(Markdown("\n".join([*lines, "", provenance(story)])))
 # <details><summary>Answer</summary>
 # No compiler is involved: whatever is launched while recording is replayed. A read by the host is refused while
 # recording. A Python value is **not** refused: it's baked in. A position passed as a number, or a branch taken while
-# recording, stays the same in every replay. (New tensors are allowed. They come from the graph's own pool, and every
-# replay writes to the same addresses, so a result you kept gets overwritten.)
+# recording, stays the same in every replay. (New tensors come from the graph's own pool, so the next replay overwrites
+# a result that you kept.)
 # </details>
 #
 # ## Exercises
@@ -734,8 +749,6 @@ display(Markdown("\n".join([*lines, "", provenance(story)])))
 # ## Further reading
 #
 # - *Making Dr GRPO go brrr*, June 2026, kyrieblunders.bearblog.dev: the story, told by its author.
-# - Ansel et al. 2024, *PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and Graph
-#   Compilation*, ASPLOS: Dynamo, guards, graph breaks.
-# - PyTorch's documentation: *Custom Operators* (`torch.library.custom_op`, `opcheck`), *Common Graph Breaks* and
-#   *Dealing with Recompilations* in the programming model of `torch.compile`.
+# - Ansel et al. 2024, *PyTorch 2*, ASPLOS: Dynamo, guards, graph breaks.
+# - PyTorch's documentation: *Custom Operators*, *Common Graph Breaks* and *Dealing with Recompilations*.
 # - transformers' documentation: *Attention Interface* and *Attention Mask Interface*.
