@@ -101,8 +101,8 @@ for place, entry in enumerate(hers.trace):
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# A loop over entries with a loop over their blocks in it. For each block two facts, `mine` and `others`; four
-# conditions of them, one for each kind; then the change of your own tables.
+# A loop over entries, and inside it one over their blocks. For each block two facts, `mine` and `others`; four
+# conditions on them, one for each kind; then the change to your own tables.
 # </details>
 
 
@@ -175,13 +175,13 @@ if check.q1.passed:
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# Count blocks, never tokens: blocks for what is there in the end, less those that are there now. For a waiting answer,
-# what is "there now" is what its group holds already, and the first of a group finds nothing.
+# Count blocks, never tokens: the blocks needed in the end, less those that are there now. For a waiting answer, "there
+# now" is what its group already holds, and the first of a group finds nothing.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# First take from `free` what those that run will need. Then two loops, over prompts and over the answers of each, with
-# the price of one answer in them, which has two cases; and a way out.
+# First subtract from `free` what the running answers will need. Then two loops, over prompts and over each prompt's
+# answers. Inside, the price of one answer, which has two cases, and an early return.
 # </details>
 
 
@@ -211,7 +211,7 @@ def admit(running: torch.Tensor, prompts: torch.Tensor, group: int, free: int, b
 check.q2(admit)
 
 # %% [markdown]
-# What caution costs. 32 answers of 200 prompt tokens each in 300 blocks of 16, over how far the rule looks ahead.
+# What caution costs: 32 answers with 200 prompt tokens each in 300 blocks of 16, over how far the rule looks ahead.
 # **Look for** how fast both lines fall (caution) and the distance between them (what a group of eight saves).
 
 # %% tags=["hide-input"]
@@ -254,7 +254,7 @@ if check.q2.passed:
 # 3. Each running answer gets a token.
 #
 # An answer ends once it has as many tokens as its length. Return **the smallest length at which no answer ever ends**.
-# (In the cases that are tried there is one that is not greater than `capacity`.)
+# (In the cases we try, one exists that is no greater than `capacity`.)
 #
 # <details><summary>Hint 1: a question</summary>
 # Two answers have grown side by side until the memory is full. One is sent back. How many tokens has the other when the
@@ -263,13 +263,12 @@ if check.q2.passed:
 # <details><summary>Hint 2: the idea</summary>
 #
 # Nothing is random. If a state of the memory comes back, all that followed it comes back too. As long as nobody ends,
-# the lengths play no part in what happens.
+# lengths don't matter to what happens.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# A list with each answer's tokens, and a mark for those that wait. A loop of the three parts of a step, with a set of
-# the states that were seen. Either try one length after another, or ask what one run without end says about all of
-# them.
+# A list with each answer's tokens, and a mark for those that wait. A loop over the three parts of a step, with a set of
+# the states seen so far. Either try one length after another, or ask what one run without end says about all of them.
 # </details>
 
 
@@ -344,8 +343,8 @@ if check.q3.passed:
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# A small function from a tensor to its bits as integers. A loop over operations; in it, over pairs of calls that follow
-# one another; the longer one is cut to the rows of the shorter.
+# A small function from a tensor to its bits as integers. A loop over operations, and inside it one over consecutive
+# calls; cut the longer one to the rows of the shorter.
 # </details>
 
 
