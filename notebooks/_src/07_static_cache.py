@@ -112,8 +112,8 @@ draw_ladder(rungs[:3])
 # %% tags=["hide-input"]
 # @title Your bet
 top_bet = bet(
-    f"The compiled step of `generate` takes {fused['ms_per_step']:.1f} ms, its bytes {floor_ms:.2f} ms. How long does "
-    "the step on the last rung take?",
+    f"16 rows. The compiled step of `generate` takes {fused['ms_per_step']:.1f} ms, its bytes {floor_ms:.2f} ms. How "
+    "long does the step on the last rung take?",
     (2.0, 0.2, 4.0, 0.05),
     "ms",
 )
@@ -645,9 +645,9 @@ kernels_bet.result(ROUGHLY[0 if share > 1.1 else 1 if share > 0.9 else 2 if shar
 top_bet.result(round(top["ms_per_step"], 2))
 draw_ladder(rungs)
 SETTINGS = {  # of vLLM: how it ran
-    "vllm": "its V1 model runner, in the process that measures (by default it has a process of its own)",
-    "vllm-v2": "its V2 model runner, in the process that measures (by default it has a process of its own)",
-    "vllm-v2-process": "its V2 model runner, in a process of its own, as it does by default",
+    "vllm": "the V1 model runner, in the process that measures (by default vLLM has a process of its own)",
+    "vllm-v2": "the V2 model runner, in the process that measures (by default vLLM has a process of its own)",
+    "vllm-v2-process": "the V2 model runner, in a process of its own, which is the default",
 }
 
 
@@ -766,7 +766,7 @@ rising, floor_rising = (RUNGS[OURS, 256][what] / RUNGS[OURS, 16][what] for what 
 # floor grows only {{ floor_rising:.1f }} times. {{ assert floor_rising < rising < 16 }} What does the floor leave out?
 #
 # **Explore** what binds a step of Qwen2.5-0.5B with 256 tokens in each row's cache: the host's launches, bytes, or
-# operations. Try 1,200 launches, then 1. At 256 rows, how far below the bytes are the operations? From how many rows on
+# operations. Try 1,200 launches, then 1. At 256 rows, how far are the operations below the bytes? From how many rows on
 # is the step compute-bound?
 
 # %% tags=["hide-input"]
@@ -851,10 +851,8 @@ print(f"median {lengths.median()} tokens, mean {lengths.float().mean():.0f}, lon
 fig, axes = plt.subplots(3, 1, figsize=(8, 4.6), sharex=True, sharey=True, layout="constrained")
 for ax, (way, used), color in zip(axes, runs.items(), (VERMILION, ORANGE, GREEN), strict=True):
     ax.fill_between(range(len(used)), used, step="mid", color=color, alpha=0.6)
-    shares = (
-        f"{useful / sum(used):.0%} of the rows computed are useful, {useful / 64 / len(used):.0%} of all slot-steps"
-    )
-    ax.set_title(f"{way}: {len(used):,} steps, {shares}")
+    shares = f"{useful / sum(used):.0%} of computed rows, {useful / 64 / len(used):.0%} of slot-steps"
+    ax.set_title(f"{way}: {len(used):,} steps; useful: {shares}")
     ax.set(ylabel="rows", ylim=(0, 70))
 axes[-1].set_xlabel("step")
 saved = 1 - len(runs["leave"]) / len(runs["wait"])

@@ -224,7 +224,8 @@ fit_bet = bet(
 )
 
 # %% [markdown]
-# The package's `Scheduler` only makes plans. Here a fake device carries them out: it samples nothing, and counts.
+# The package's `Scheduler` only makes plans: prompts to prefill (`pieces`), who may run (answers below `limit`), for
+# how many `steps`. Here a fake device carries them out. It samples nothing, and counts.
 
 
 # %%
@@ -276,8 +277,8 @@ runs = {
 print(f"{BUDGET} blocks; {N} skewed answers, median {sorted(skewed)[N // 2]}, mean {sum(skewed) / N:.0f} tokens")
 
 # %% [markdown]
-# Left: {{ N // 4 }} answers of 256 tokens. Right: the {{ N }} skewed ones. **Look for** the height and the tail of the
-# right picture. What are the ticks at the bottom?
+# **Look for** the height and the tail of the right picture, beside answers of equal length. What are the ticks at the
+# bottom?
 
 # %% tags=["hide-input"]
 # @title Figure: how many answers run
