@@ -55,9 +55,8 @@ prompts = [policy.prompt(p.question) for p in task.problems("train")[:64]]
 # %% [markdown]
 # ## 1 · The ladder, from below
 #
-# One decode step: every row gets its next token. Here it has 16 rows and the shape of Qwen2.5-0.5B. The first three
-# rungs are those of lesson 06. **Look for** the one that is a step back, and for how far the third still is from the
-# floor.
+# In a decode step every row gets its next token. Here it has 16 rows and the shape of Qwen2.5-0.5B. The first three
+# rungs are those of lesson 06. **Look for** the step back, and for how far the third still is from the floor.
 
 # %% tags=["hide-input"]
 # @title Figure: the first three rungs
@@ -215,8 +214,8 @@ lost = scores.softmax(-1)[0, filled + 1 :].sum().item()
 assert torch.allclose(weights @ static_values, dynamic_out) and static_keys.data_ptr() == address
 
 # %% [markdown]
-# Forget the mask, and an empty slot gets the score 0, which is $e^0 = 1$ before it is normalised. Here {{ 100 *
-# lost:.0f }}% of the weight would go to empty slots, and no exception would tell you. {{ assert lost > 0.1 }}
+# Forget the mask, and an empty slot gets the score 0, so a weight of $e^0 = 1$ before normalising. Here {{ 100 *
+# lost:.0f }}% of the weight would go to empty slots, without an error. {{ assert lost > 0.1 }}
 #
 # Is it faster? One layer's attention for 8 rows, the dynamic cache at its length, the static one with room for 512:
 
@@ -310,8 +309,8 @@ tape.replay()
 print(f"{len(tape.calls)} call; after a.fill_(10) and a replay: {doubled.tolist()}")
 
 # %% [markdown]
-# A real one: the decode step of this package, with the embedded model. Everything it needs is at fixed addresses:
-# `tokens`, `positions` and the cache. The step writes the next tokens where it read the last ones.
+# A real one: this package's decode step, with the embedded model. Everything it needs is at fixed addresses: `tokens`,
+# `positions` and the cache. It writes new tokens where it read the last ones.
 
 # %%
 fast = make_engine(policy, "fast", torch.float32)
@@ -377,8 +376,8 @@ print("new numbers in the old tensor: the replay writes the new tokens:", torch.
 
 # %% [markdown]
 # The tape has addresses, not names. {{ assert torch.equal(swapped, by_steps) and torch.equal(copied, wanted) and not
-# torch.equal(wanted, by_steps) }} It keeps sampling from the old policy without an error: nothing fails but the
-# training. So the package's engine **copies** new weights over the old ones. Three more ways to break a recording:
+# torch.equal(wanted, by_steps) }} It keeps sampling from the old policy, and nothing fails but the training. So the
+# package's engine **copies** new weights over the old ones. Three more ways to break a recording:
 
 # %% tags=["hide-input"]
 # @title What a tape cannot hold
@@ -414,7 +413,7 @@ for name, run in (
 # - **nothing decided by the host**: no `.item()`, no `if` on a tensor;
 # - **no state in Python**: a number that was recorded stays that number, without an error.
 #
-# On a GPU the recording is these lines:
+# On a GPU:
 #
 # ```python
 # step()                                # once as it is: nothing may be loaded or compiled while recording
@@ -434,10 +433,10 @@ for name, run in (
 # dynamic cache has new shapes and addresses at every step, so there'd be nothing to replay. That's how a slower cache
 # buys the largest gain.
 #
-# All of it depends on there being **one** piece. `torch.compile` has two halves. *Dynamo* runs through the Python code
-# and collects operations in a graph; a *backend* makes a program of the graph. Where Dynamo meets something that it
-# can't put into a graph, it ends the graph, falls back to Python, and starts a new one: a **graph break**. A backend of
-# our own can note what it's given:
+# All of it depends on there being **one** piece. `torch.compile` has two halves. *Dynamo* goes through the Python code
+# and collects operations in a graph; a *backend* makes a program of it. Where Dynamo meets something that it can't put
+# into a graph, it ends the graph, falls back to Python, and starts a new one: a **graph break**. A backend of our own
+# can note what it's given:
 
 # %%
 torch._logging.set_logs(dynamo=logging.CRITICAL)  # Dynamo warns of breaks; here they are made on purpose
@@ -552,9 +551,9 @@ of_layer = of_step[1 : 1 + (len(of_step) - 3) // shape.layers]
 # == of_layer * shape.layers and len(of_layer) == 4 }} With the rotary angles first, and the last norm and the logits at
 # the end, that's 4 × {{ shape.layers }} + 3.
 #
-# The tokens are right and nothing fails; it's only slow. Each piece checks its guards (are shapes and types what they
-# were?), each is a graph of its own to launch, and nothing is fused across a break. Lesson 10 shows what that costs on
-# a GPU, and how to avoid it.
+# The tokens are right; it's only slow. Each piece checks its guards (are shapes and types what they were?), each is a
+# graph of its own to launch, and nothing is fused across a break. Lesson 10 shows what that costs on a GPU, and how to
+# avoid it.
 #
 # ## 5 · A step of our own
 #
@@ -666,18 +665,18 @@ trl = {row["variant"]: row for row in load_record("step", "NVIDIA H200")["result
 # instead of {{ own["kernels_a_step"]:.0f }} make the step {{ own["ms_per_step"] / top["ms_per_step"]:.1f }} times as
 # fast. {{ assert top["ms_per_step"] < own_compiled["ms_per_step"] < own["ms_per_step"] }} It's {{ bottom["ms_per_step"]
 # / top["ms_per_step"]:.0f }} times as fast as `generate` as it comes, and {{ top["ms_per_step"] / floor_ms:.1f }} times
-# the floor. Lessons 08 and 09 teach such kernels.<br><small>Launches have fractions because some come only every few
-# steps, and a graph may hold several steps.</small>
+# the floor. Lessons 08 and 09 teach such kernels.<br><small>Fractions of launches: some come every few steps, and a
+# graph may hold several steps.</small>
 #
-# Is that good? vLLM, the engine that most people would use, decoded the same prompts in the same run. Over 16, 64 and
-# 256 rows our last rung makes {{ min(ahead):.1f }} to {{ max(ahead):.1f }} times as many tokens per second. {{ assert
-# min(ahead) > 1 }} vLLM knows hundreds of architectures and serves users who come and go; ours knows three, and all its
-# rows are there at once.<br><small>vLLM {{ record["versions"]["vllm"] }} ran as a library, compiled, with CUDA graphs.
-# Its fastest measured setting: {{ ", or ".join(dict.fromkeys(SETTINGS[row["variant"]] for row in vllm.values())) }}.
+# Is that good? vLLM, which most people would use, decoded the same prompts in the same run. Over 16, 64 and 256 rows
+# our last rung makes {{ min(ahead):.1f }} to {{ max(ahead):.1f }} times as many tokens per second. {{ assert min(ahead)
+# > 1 }} vLLM knows hundreds of architectures and serves users who come and go; ours knows three, and all its rows are
+# there at once.<br><small>vLLM {{ record["versions"]["vllm"] }} ran as a library, compiled, with CUDA graphs. Its
+# fastest measured setting: {{ ", or ".join(dict.fromkeys(SETTINGS[row["variant"]] for row in vllm.values())) }}.
 # Lessons 10 and 11 have other runs, so factors differ there.</small>
 #
-# All of this is worth something only if the answers are the same. Here are the rungs that run on a CPU, and then their
-# times: **look for** what beats the dynamic cache.
+# None of this is worth anything if the answers differ. Here are the rungs that run on a CPU, and their times: **look
+# for** what beats the dynamic cache.
 
 # %%
 ENGINES = {
@@ -699,14 +698,17 @@ endless = dataclasses.replace(policy, eos_ids=[shape.vocabulary])  # no token en
 
 
 def step_ms(engines: dict, rounds: int) -> dict[str, float]:
-    """Milliseconds a decode step of 32 rows: a rollout of 40 tokens less one of 8, the least of several, in turn."""
-    times = {name: {8: [], 40: []} for name in engines}
+    """Milliseconds per decode step of 32 rows: a rollout of 40 tokens less one of 8, the least of several, in turn.
+    Of one thread, by the processor's own clock: that doesn't count what else the machine is busy with."""
+    times, threads = {name: {8: [], 40: []} for name in engines}, torch.get_num_threads()
+    torch.set_num_threads(1)
     for number in range(rounds + 1):
         for name, engine in engines.items():
             for count in (8, 40) if name != "no cache" or number < 2 else ():  # which takes long
-                start = time.perf_counter()
+                start = time.process_time()
                 engine.generate(prompts[:4], 8, count, Sampling())
-                times[name][count] += [time.perf_counter() - start] if number else []
+                times[name][count] += [time.process_time() - start] if number else []
+    torch.set_num_threads(threads)
     return {name: 1e3 * (min(took[40]) - min(took[8])) / 32 for name, took in times.items()}
 
 
@@ -718,7 +720,7 @@ for place, (ms, color) in enumerate(zip(live.values(), (BLACK, BLUE, SKY, PURPLE
     ax.plot(ms, place, color=color, marker="o", markersize=9)
     ax.annotate(f"{ms:,.1f} ms", (ms, place), (9, 0), textcoords="offset points", va="center")
 ax.set_yticks(range(len(live)), live)
-ax.set(xscale="log", xlabel="ms per step", title="32 rows of the embedded model, this CPU")
+ax.set(xscale="log", xlabel="ms per step", title="32 rows of the embedded model, one thread of this CPU")
 ax.set_xticks([1, 3, 10, 30, 100, 300], [1, 3, 10, 30, 100, 300])
 ax.set_xlim(0.5 * min(live.values()), 3 * max(live.values()))
 ax.set_ylim(len(live) - 0.4, -0.6)
@@ -727,9 +729,9 @@ plt.show()
 
 # %% [markdown]
 # Here our step is {{ live["dynamic cache"] / live["our step"]:.1f }} times as fast as the dynamic cache, even without a
-# recording. {{ assert live["our step"] < live["dynamic cache"] < live["no cache"] }} The static cache is hardly a step
-# back: it's sized for these answers, so few slots are empty. {{ assert live["static cache"] < 1.15 * live["dynamic
-# cache"] }}
+# recording. {{ assert live["our step"] < live["dynamic cache"] < live["no cache"] }} The static cache takes {{
+# live["static cache"] / live["dynamic cache"]:.1f }} times as long as the dynamic one: it's sized for these answers, so
+# few slots are empty. {{ assert live["static cache"] < 1.4 * live["dynamic cache"] }}
 #
 # ## 6 · More rows
 #
@@ -765,9 +767,9 @@ rising, floor_rising = (RUNGS[OURS, 256][what] / RUNGS[OURS, 16][what] for what 
 # With 16 times as many rows the last rung takes {{ rising:.1f }} times as long, since $N$ rows read $N$ caches. But its
 # floor grows only {{ floor_rising:.1f }} times. {{ assert floor_rising < rising < 16 }} What does the floor leave out?
 #
-# **Explore** what binds a step of Qwen2.5-0.5B with 256 tokens in each row's cache: the host's launches, bytes, or
-# operations. Try 1,200 launches, then 1. At 256 rows, how far are the operations below the bytes? From how many rows on
-# is the step compute-bound?
+# **Explore** what binds a step of Qwen2.5-0.5B with 256 tokens per row: the host's launches, bytes, or operations. Try
+# 1,200 launches, then 1. At 256 rows, how far are the operations below the bytes? From how many rows on is the step
+# compute-bound?
 
 # %% tags=["hide-input"]
 # @title Explorer: what binds a step
@@ -862,8 +864,8 @@ plt.show()
 # %% [markdown]
 # *Leave* never computes a finished row, and takes exactly as many steps as *wait*: each batch goes on until its longest
 # answer ends. {{ assert len(runs["refill"]) < 0.6 * len(runs["leave"]) and len(runs["leave"]) == len(runs["wait"]) }}
-# On a host-bound step, which costs the same with few rows as with many, that saves nothing at all. Only *refill* makes
-# fewer steps, and what it still loses is the tail, when nothing is left to refill with.
+# On a host-bound step, which fewer rows don't shorten, that saves nothing. Only *refill* makes fewer steps. It still
+# loses the tail, when nothing is left to refill with.
 #
 # On the GPU, `generate` waits; vLLM and our engine refill. **Look for** how much of its speed each keeps when lengths
 # differ.
@@ -911,8 +913,8 @@ waits, _, ours = kept_rate.values()
 # 2. A step takes the same time with 16 rows as with 64. Does *leave* help when answers differ in length? Does *refill*?
 #
 # <details><summary>Answer</summary>
-# Leave does not: it makes steps smaller, not fewer. Refill does. With many rows, where a step's time grows with them,
-# leave helps as well.
+# Leave does not: it makes steps smaller, not fewer. Refill does. With many rows, where steps take longer, leave helps
+# too.
 # </details>
 #
 # 3. Your recorded step takes `temperature` as a Python number. You lower it after a hundred steps. What happens?
@@ -931,5 +933,5 @@ waits, _, ours = kept_rate.values()
 #
 # - Ainslie et al. 2023, *GQA*, arXiv:2305.13245.
 # - Yu et al. 2022, *Orca*, OSDI: continuous batching.
-# - Kwon et al. 2023, *PagedAttention*, arXiv:2309.06180: a cache in pages, the other answer to differing lengths.
+# - Kwon et al. 2023, *PagedAttention*, arXiv:2309.06180: a cache in pages (lesson 11).
 # - Ansel et al. 2024, *PyTorch 2*, ASPLOS: Dynamo, graphs and graph breaks.
