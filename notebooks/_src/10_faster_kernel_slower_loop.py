@@ -84,7 +84,7 @@ ROWS = story["results"][0]["rows"]
 alone = {r["variant"].removeprefix("micro-attention-"): r["us"] for r in story["results"] if "us" in r}
 ladder = {r["variant"]: r for r in decode["results"] if r["rows"] == ROWS}
 OURS = "graph-exact"  # lesson 07's last rung
-products = {r["variant"]: r["ms_per_step"] for r in decode["results"] if r["rows"] == 64}
+products = {r["variant"]: r["ms_per_step"] for r in decode["results"] if r["rows"] == 64 and "ms_per_step" in r}
 ways = {r["variant"]: r for r in story["results"] if "ms_per_step" in r}
 STEPS = {  # every decode step of this lesson, by the name it has in the text
     "eager, dynamic cache": ways["hf-dynamic"],
