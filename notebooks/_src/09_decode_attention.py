@@ -7,22 +7,20 @@
 # ---
 
 # %% [markdown]
-# Lesson 06's roofline makes a promise: where a kernel is memory-bound, reading every byte once and no more is as fast
-# as it gets. Attention of a new token over its cache is as memory-bound as they come. So we write the kernel that reads
-# every byte once, and time it. It takes two more kernels to find out what the roofline left out.
+# Lesson 06's roofline makes a promise: if a kernel is memory-bound, reading every byte once is as fast as it gets.
+# Attention of a new token over its cache is as memory-bound as they come. So we write the kernel that reads every byte
+# once, and time it. It takes two more kernels to find out what the roofline left out.
 #
 # **You will learn**
 #
 # - what attention of one query token must read and compute, and why on paper it's memory-bound;
 # - the online softmax: three quantities, $m$, $l$ and acc, that can be merged in any order;
-# - to read the cores of three decode-attention kernels: on CUDA cores, with splits, and on tensor cores;
-# - to count bytes and instructions, and what counting can and can't say about time;
+# - to read a decode-attention kernel as it grows: on CUDA cores, with splits, on tensor cores;
+# - to predict a kernel's time from its bytes, its latency and its instructions, and where such predictions fail;
 # - what you gain when RoPE, the cache write and attention are one launch.
 #
-# You need [lesson 08](08_first_kernels.ipynb), and [lesson 07](07_static_cache.ipynb) for the static cache. You don't
-# need a GPU; times come from a record.
-#
-# <small>The kernel goes into `generate` in lesson 10. Our engine's default is another, in Triton (lesson 11).</small>
+# You need [lesson 08](08_first_kernels.ipynb), and [lesson 07](07_static_cache.ipynb) for the static cache, but no GPU:
+# times come from a record. Lesson 10 puts the kernel into `generate`.
 
 # %%
 import inspect
@@ -57,16 +55,16 @@ SHARED = H // K  # query heads that share a key-value head
 # %% [markdown]
 # ## 1 · Bytes and operations of one query token
 #
-# A new token's query is compared with the keys of all $n$ tokens of its row, and their values are added up with the
-# weights that come out. Qwen2.5-0.5B has $H = 14$ query heads and $K = 2$ key-value heads, of size $D = 64$. Call a row
-# and a key-value head a *pair*. It has $n$ keys and $n$ values of $D$ numbers each, and its $H/K$ query heads need all
-# of them. In bfloat16, 2 bytes per number,
+# A new token's query is compared with the keys of all $n$ tokens of its row; the softmax of these scores weighs their
+# values. Qwen2.5-0.5B has $H = 14$ query heads and $K = 2$ key-value heads, of size $D = 64$. Call a row and a
+# key-value head a *pair*. It has $n$ keys and $n$ values, and its $H/K$ query heads need all of them. In bfloat16, at 2
+# bytes per number,
 #
 # $$\text{bytes} = 2 \cdot 2\, n D , \qquad \text{FLOP} = 4\, \tfrac{H}{K}\, n D , \qquad
 #   \text{intensity} = \frac{H}{K}\ \text{FLOP/byte}.$$
 #
-# Length and head size cancel. **Only $H/K$ is left**, which is {{ SHARED }} here. Now the machines, by their data
-# sheets.
+# Length and head size cancel. **Only $H/K$ is left**, which is {{ SHARED }} here. The *ridge* (lesson 06) is the
+# intensity above which a kernel is compute-bound. Where is it? By their data sheets:
 
 # %% tags=["hide-input"]
 # @title Five GPUs, as published
@@ -101,7 +99,7 @@ for name, gpu in GPUS.items():
     print(f"{name:9} ridge at {ridges[0]:4.0f} FLOP/byte on CUDA cores, {ridges[1]:4.0f} on tensor cores")
 
 # %% [markdown]
-# The *ridge* (lesson 06) is the intensity above which a kernel is compute-bound. **Look for** where $H/K$ lies.
+# **Look for** which side of each ridge $H/K$ is on.
 
 # %% tags=["hide-input"]
 # @title Figure: decode attention under two roofs
@@ -123,7 +121,7 @@ plt.show()
 
 # %% [markdown]
 # It's on the slope of every roof, with either kind of core. On paper, the best kernel reads the cache once, at full
-# speed.
+# bandwidth.
 #
 # ## 2 · Softmax in one pass
 #
@@ -133,9 +131,9 @@ plt.show()
 #   \qquad \text{for any } m .$$
 #
 # With $m = \max_s x_s$ no power exceeds 1. But you know the maximum only after the last score. So take the maximum **so
-# far**, and correct what you computed with an older one (Milakov and Gimelshein 2018). Carry three things: the maximum
-# $m$, the sum $l = \sum e^{x_s - m}$, and the vector $\text{acc} = \sum e^{x_s - m} v_s$. Here comes a score $x$ with
-# its value $v$, and $m' = \max(m, x)$. All old terms have the factor $e^{-m}$ and should have $e^{-m'}$:
+# far**, and correct what you computed with an older one (Milakov and Gimelshein 2018). Carry the maximum $m$, the sum
+# $l = \sum e^{x_s - m}$, and the vector $\text{acc} = \sum e^{x_s - m} v_s$. The next score $x$, with its value $v$,
+# makes the maximum $m' = \max(m, x)$. All old terms have the factor $e^{-m}$ and should have $e^{-m'}$:
 #
 # $$\alpha = e^{m - m'}, \qquad l' = \alpha\, l + e^{x - m'}, \qquad \text{acc}' = \alpha\, \text{acc} + e^{x - m'} v
 # .$$
@@ -169,7 +167,7 @@ for spread in (1.0, 50.0, 1000.0):
 # %% [markdown]
 # Why does $m$ begin at $-10^{30}$? At $-\infty$, a lane that has seen only masked scores would compute
 # $-\infty - (-\infty)$, which is nan. At 0, all scores may be far below it; then every weight underflows, and you get
-# $0/0$. Red dots are new maxima. **Look for** the one where $l$ drops.
+# $0/0$. Below, red dots are new maxima. **Look for** the one where $l$ drops.
 
 # %% tags=["hide-input"]
 # @title Figure: m and l on the way
@@ -189,18 +187,17 @@ right.legend()
 plt.show()
 
 # %% [markdown]
-# A GPU has powers of **2** in hardware, so the factor $\log_2 e$ goes into the query once, together with $1/\sqrt{D}$,
-# and every `exp` becomes `exp2`.
+# A GPU has powers of **2** in hardware. So the query gets the factor $\log_2 e$, together with $1/\sqrt{D}$, and every
+# `exp` becomes `exp2`.
 #
 # ## 3 · Partial results
 #
-# Call $(m, l, \text{acc})$ a **partial**: all you need to keep of the tokens seen so far. Partials of different tokens
-# merge by the same rule:
+# Call $(m, l, \text{acc})$ a **partial**: all you need to keep of the tokens seen. Partials merge by the same rule:
 #
 # $$m = \max(m_1, m_2), \qquad l = l_1 e^{m_1 - m} + l_2 e^{m_2 - m}, \qquad
 #   \text{acc} = \text{acc}_1 e^{m_1 - m} + \text{acc}_2 e^{m_2 - m} .$$
 #
-# The result is the partial of all tokens together, in whatever order you merge.
+# That's the partial of all tokens together, in whatever order you merge.
 
 
 # %%
@@ -224,13 +221,13 @@ print(f"64 tokens merged in 200 random orders: off by at most {worst:.0e}")
 assert worst < 1e-5
 
 # %% [markdown]
-# So you may split the tokens any way you like. Lanes, warps, blocks and even GPUs each take some, and somebody merges.
+# So split the tokens any way you like: among lanes, warps, blocks, even GPUs. Somebody merges.
 #
 # ## 4 · How fast is the first kernel?
 #
 # The natural first kernel gives each pair to a block, which is also called a *CTA*. With 16 rows that's {{ 16 * K }}
 # CTAs for the {{ GPUS["H200"].multiprocessors }} SMs of an H200, so three quarters of them have nothing to do. How fast
-# does it read, compared with a copy, for 16 rows of 456 tokens?
+# does it read, compared with a copy?
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -240,7 +237,9 @@ SMALL, LARGE = (16, 456), (256, 1024)  # rows and tokens
 us = {(r["variant"], tuple(r["shape"])): r["us"] for r in record["results"]}
 rate = {(r["variant"], tuple(r["shape"])): r["gb_per_s"] / COPY for r in record["results"]}
 first_bet = bet(
-    "32 CTAs, one for each pair: what share of a copy's bandwidth does the kernel reach?", (24, 1, 100, 1), unit="%"
+    "16 rows of 456 tokens in 32 CTAs on an H200: what share of a copy's bandwidth does the kernel reach?",
+    (24, 1, 100, 1),
+    unit="%",
 )
 
 # %% tags=["hide-input"]
@@ -248,8 +247,9 @@ first_bet = bet(
 first_bet.result(100 * rate["attention-simple", SMALL])
 
 # %% [markdown]
-# Far less than a quarter, so idle SMs aren't all of it. **Little's law** (1961) finds a better one: to use
-# the full bandwidth, bandwidth times latency bytes must be *in flight* at any moment.
+# Far less than a quarter, so idle SMs aren't the whole reason. **Little's law** (1961) gives a better one. A byte
+# arrives one latency after it's requested. So to use the full bandwidth, bandwidth times latency bytes must be *in
+# flight* at any moment.
 
 # %%
 LATENCY_US = 0.7  # an assumption for all GPUs here: under load memory takes about half to one microsecond
@@ -261,15 +261,14 @@ for name, gpu in GPUS.items():
 little = asked / (GPUS["H200"].gb_per_s * 1e3 * LATENCY_US)
 
 # %% [markdown]
-# With an assumed latency of {{ LATENCY_US }} µs the law allows about as little as was measured. It's no proof, since we
-# assumed the latency, but it says what to try: more CTAs (step 2), or more bytes in flight in each.
+# That's about as little as was measured. It's no proof, since we assumed the latency of {{ LATENCY_US }} µs, but it
+# says what to try: more CTAs, or more bytes in flight in each.
 #
 # ## 5 · Step 1: the simple kernel
 #
-# A CTA of 128 threads for each pair, on CUDA cores (`rlcourse/course/kernels/decode_simple.py`). The kernel finds its
-# pair, and the row's slots: from `start`, behind the padding on the left, to the newest token (`position`), both read
-# on the GPU. Padding is skipped, not masked. Then `attend` goes through the tokens, and `finish` merges the
-# CTA's partials and writes the output.
+# Each pair gets a CTA of 128 threads, on CUDA cores (`rlcourse/course/kernels/decode_simple.py`). A CTA first finds its
+# pair and the row's slots, from `start`, behind the padding on the left, to the newest token, `position`. Padding is
+# skipped, not masked. `attend` goes through the tokens; `finish` merges the CTA's partials and writes the output.
 
 # %% tags=["hide-input"]
 # @title `excerpt(module, begin, end)`: from a module's source
@@ -288,8 +287,8 @@ def excerpt(module, begin: str, end: str | None = None) -> None:
 excerpt(decode_simple, "@dataclass(frozen=True)", "@cute.jit\ndef attend")
 
 # %% [markdown]
-# A thread's widest load is 16 bytes, which is 8 numbers in bfloat16. So 8 lanes hold a token, a warp loads 4 tokens
-# with one instruction, and a CTA of 4 warps loads 16.
+# A thread's widest load is 16 bytes, or 8 numbers in bfloat16. So a token takes 8 lanes. A warp loads 4 tokens with one
+# instruction, and a CTA of 4 warps loads 16. **Look for** the lanes that share token 0.
 
 # %% tags=["hide-input"]
 # @title Figure: one load of a warp
@@ -299,31 +298,24 @@ for token in range(4):
         color = (SKY, ORANGE, GREEN, PURPLE)[token]
         ax.add_patch(Rectangle((8 * column, token), 7.7, 0.85, color=color, alpha=0.35 + 0.4 * (column % 2)))
         ax.text(8 * column + 3.85, token + 0.42, f"lane {token * D // 8 + column}", ha="center", va="center")
-ax.set(xlim=(0, 64), ylim=(4, -0.1), xlabel="dimension", title="One load of a warp: 4 tokens, 16 bytes a lane")
+ax.set(xlim=(0, 64), ylim=(4, -0.1), xlabel="dimension", title="One load of a warp: 4 tokens, 16 bytes per lane")
 ax.set_xticks(range(0, 65, 8))
 ax.set_yticks([t + 0.42 for t in range(4)], [f"token {t}" for t in range(4)])
 plt.show()
 
 # %% [markdown]
-# `attend` is the loop. A lane past the end reads the last token again, and doesn't count it. It must stay in the loop,
-# because a shuffle waits for all lanes of its mask.
+# `attend` is the loop: load a key and a value, then `take` the token. A lane past the end reads the last token again
+# and doesn't count it. It must stay in the loop, because a shuffle waits for all lanes of its mask.
 
 # %%
 excerpt(decode_simple, "@cute.jit\ndef attend", "@cute.jit\ndef take")
 
 # %% [markdown]
-# `take` puts one token into the online softmax of section 2. **Look for** the score: 8 products in a lane, then a sum
-# over the 8 lanes of a token. The lanes don't communicate otherwise. Each keeps a partial of its own, so nothing is
-# merged in the loop.
+# `take` is one step of section 2's online softmax, for each query head. **Look for** the score: 8 products in a lane,
+# then a sum over the token's 8 lanes. Otherwise lanes don't communicate: each group of 8 keeps a partial of its own.
 
 # %%
 excerpt(decode_simple, "@cute.jit\ndef take", "@cute.jit\ndef begin")
-
-# %% [markdown]
-# The rest fills registers before the loop and empties them after it.
-
-# %%
-excerpt(decode_simple, "@cute.jit\ndef begin")
 
 # %% [markdown]
 # Does it work? Two rows, one with left padding, and every slot outside a row's own **poisoned with nan**.
@@ -372,24 +364,26 @@ print(f"keys and values of {tokens} tokens: {cache:,} bytes; sectors of 32 bytes
 assert error < 2e-2 and touched < 1.05 * cache
 
 # %% [markdown]
-# It touches what it must, once. By section 1's roofline there's nothing left to gain.
+# It touches what it must, once. By the roofline there's nothing left to gain, and yet it's {{
+# 1 / rate["attention-simple", SMALL]:.0f }} times slower than a copy.
 #
 # ## 6 · Step 2: split the tokens
 #
-# With $s$ splits, $s$ CTAs share a pair (split-KV, or Flash-Decoding). Each runs the simple kernel over its share, and
-# leaves a partial. **Look for** who reads what, and how many SMs work.
+# More CTAs, then. With $s$ splits, $s$ CTAs share a pair (split-KV, or Flash-Decoding). Each runs step 1 over its share
+# of the tokens and leaves a partial. **Look for** the SMs that work.
 
 # %% tags=["hide-input"]
 # @title Figure: one pair's tokens, and the SMs that work for 16 rows
 SMS = GPUS["H200"].multiprocessors
-fig, axes = plt.subplots(2, 2, figsize=(9.5, 2.8), width_ratios=(2, 1), layout="constrained")
+fig, axes = plt.subplots(2, 2, figsize=(9.5, 3.1), width_ratios=(2, 1), layout="constrained")
 for (left, right), splits in zip(axes, (1, 8), strict=True):
     part = -(-456 // (16 * splits)) * 16
     for i in range(splits):
         first, last = i * part, min((i + 1) * part, 456)
         left.add_patch(Rectangle((first + 1, 0), last - first - 2, 1, color=(SKY, ORANGE, GREEN, PURPLE)[i % 4]))
         left.text((first + last) / 2, 0.5, f"CTA {i}" if last - first > 30 else str(i), ha="center", va="center")
-    left.set(xlim=(0, 456), yticks=[], title=f"{splits} CTA{'s' * (splits > 1)} per pair: tokens of one pair")
+    left.set(xlim=(0, 456), yticks=[], title=f"{splits} CTA{'s' * (splits > 1)} per pair")
+    left.set_xlabel("token of the pair" if splits > 1 else "")
     for sm in range(SMS):
         right.add_patch(Rectangle((sm % 22, sm // 22), 0.85, 0.85, color=BLUE if sm < 16 * K * splits else GREY))
     right.set(xlim=(0, 22), ylim=(-(-SMS // 22), 0), xticks=[], yticks=[], aspect="equal")
@@ -398,8 +392,7 @@ for (left, right), splits in zip(axes, (1, 8), strict=True):
 plt.show()
 
 # %% [markdown]
-# The number of tokens is known **only on the GPU**: in a CUDA graph the grid is fixed while the rows grow. So every CTA
-# computes its own share, in whole tiles of 16.
+# In a CUDA graph the grid is fixed while the rows grow, so every CTA works out its own share, in whole tiles of 16.
 
 # %%
 excerpt(decode_common, "def share(", "@cute.jit\ndef allocate_partials")
@@ -409,31 +402,27 @@ for n in (456, 40, 1):
 faster = us["attention-simple", SMALL] / us["attention-split", SMALL]
 
 # %% [markdown]
-# On the H200, 8 splits make the kernel {{ faster:.1f }} times as fast for the 16 rows of the bet. {{ assert faster >
-# 1.5 }}
+# On the H200, 8 splits make the kernel {{ faster:.1f }} times as fast for the 16 rows of the bet: {{
+# us["attention-split", SMALL]:.1f }} µs instead of {{ us["attention-simple", SMALL]:.0f }}. {{ assert faster > 1.5 }}
 #
 # ### The last to arrive
 #
-# Who merges the $s$ partials? The CTAs count themselves. Each writes its partial to global memory and adds 1 to a
-# counter. The one that finds $s - 1$ there is the last, and merges. But another SM may see the counter **before** the
-# partial, unless you ask for an order. The addition must *release* what its CTA wrote before, and *acquire* what others
-# released:
+# Who merges the $s$ partials? Each CTA writes its partial to global memory and adds 1 to a counter. The one that finds
+# $s - 1$ there is the last, and merges. But another SM may see the counter **before** the partial, unless you ask for
+# an order. The addition must *release* what its CTA wrote before, and *acquire* what others released:
 
 # %%
 excerpt(decode_common, "    thread, _, _ = cute.arch.thread_idx()\n    seen =", "    return seen[0]")
 
 # %% [markdown]
-# The barrier before the addition makes sure that all of the block's writes come first; the one after it, that no thread
-# of the block reads too early.
-#
-# Now take the order away, in a kernel small enough to see: every CTA leaves one number, the last adds them up. The
-# field `order` is what the atomic addition promises.
+# The barriers around the addition extend that to all threads of the CTA. Now take the order away, in a kernel small
+# enough to see: every CTA leaves one number, and the last one adds them up.
 
 
 # %%
 @dataclass(frozen=True)
 class LastAdds:
-    """out[0] = the sum of `blocks` numbers, each left by a block."""
+    """out[0] = the sum of `blocks` numbers, each left by a CTA."""
 
     blocks: int
     order: str
@@ -479,11 +468,11 @@ for order in ("acq_rel", "relaxed"):
         print(f"{order}: {type(error).__name__}: {error}")
 
 # %% [markdown]
-# The interpreter doesn't wait for a wrong sum: it records who wrote each byte and what orders that before the reader,
-# and in our kernel it finds nothing. On a GPU the sum may be right in every test, and wrong on another card.
+# On a GPU the sum may be right in every test, and wrong on another card. The interpreter doesn't wait for that: it
+# records who wrote each byte, and what orders that write before the read.
 #
-# The split kernel, with blocks and warps in several orders. Which CTA finishes last varies; the result must not. The
-# merge goes through the partials in a fixed order, so even the bits are the same.
+# Now step 2 itself, with CTAs and warps in several orders. The merge takes the partials in a fixed order, so even the
+# bits are the same.
 
 # %%
 split = SplitDecode(H, K, D, padded=True, splits=4)
@@ -496,10 +485,10 @@ assert error < 2e-2 and all(torch.equal(outputs[0], other) for other in outputs)
 print("all orders: the same bits")
 
 # %% [markdown]
-# ## 7 · Step 3: tensor cores
+# ## 7 · What holds step 2 back?
 #
-# With plenty of work (256 rows of 1,024 tokens), step 2 reaches {{ 100 * rate["attention-split", LARGE]:.0f }}% of a
-# copy. It reads every byte once, so what holds it back? Count what the roofline leaves out, **instructions**.
+# Are 16 rows just too little work? With 256 rows of 1,024 tokens every SM is full, and step 2 reaches {{
+# 100 * rate["attention-split", LARGE]:.0f }}% of a copy. So count what the roofline leaves out, **instructions**.
 
 # %%
 SHORT, LONG = pick((64, 128), (512, 1024))
@@ -531,31 +520,74 @@ for kind, number in sorted(by_kind(on_cuda_cores).items(), key=lambda item: -ite
 print(f"{on_cuda_cores.total():6.1f}  warp instructions for each token and key-value head")
 
 # %% [markdown]
-# An SM has four schedulers, each of which issues one warp instruction per cycle. That's a roof of its own:
+# An SM has four schedulers, each of which issues one warp instruction per cycle. That makes three times, and no kernel
+# can beat the longest:
 #
-# $$t_\text{bytes} = \frac{2 \cdot 2 \cdot D}{\text{bandwidth}} , \qquad
+# $$t_\text{bytes} = \frac{\text{bytes}}{\text{bandwidth}} , \qquad
+#   t_\text{latency} = \text{latency} \cdot \frac{\text{bytes}}{\text{bytes in flight}} , \qquad
 #   t_\text{issue} = \frac{\text{instructions}}{4 \cdot \text{clock} \cdot \text{SMs}} .$$
+#
+# The second is Little's law again. Which of them is the longest?
+
+# %% tags=["hide-input"]
+# @title `times`: the three times of a kernel on an H200
+h200 = GPUS["H200"]
 
 
-# %%
-def issue_over_bytes(gpu: GPU, instructions: float) -> float:
-    """Time to issue the instructions of a token, as a multiple of the time of its bytes."""
-    return (instructions / (4 * gpu.ghz * gpu.multiprocessors)) / (4 * D / gpu.gb_per_s)
+def resident(kernel, arch: str = "sm_90a", shared: int = 227 * 1024) -> int:
+    """CTAs of a kernel that one multiprocessor holds at a time."""
+    code = compiled(kernel, arch)
+    by_registers = 65536 // (kernel.threads * -(-code.registers // 8) * 8)  # given out in eights
+    # of shared memory the system takes 1 KB of each CTA for itself
+    return min(by_registers, shared // (code.shared_bytes + 1024), 2048 // kernel.threads)
 
 
-for name, gpu in GPUS.items():
-    print(f"{name:9} issue / bytes {issue_over_bytes(gpu, on_cuda_cores.total()):.2f}")
+def times(kernel, each: int, counts: Counter, rows: int = LARGE[0], tokens: int = LARGE[1]) -> dict[str, float]:
+    """MB in flight, and the three times in µs. each: bytes that a CTA has in flight; counts: instructions per token."""
+    data = 4 * D * rows * K * tokens
+    at_once = min(rows * K * kernel.splits, h200.multiprocessors * resident(kernel))
+    flying = min(at_once * each, data)  # nothing is requested that isn't there
+    return {
+        "MB": flying / 1e6,
+        "bytes": data / (1e3 * COPY),
+        "latency": LATENCY_US * data / flying,
+        "issue": counts.total() * rows * K * tokens / (4e3 * h200.ghz * h200.multiprocessors),
+    }
+
+
+step_2 = SplitDecode(H, K, D, splits=2)
+of_step_2 = times(step_2, 128 * 32, on_cuda_cores)
+print("step 2, 256 rows of 1,024 tokens, in µs:", end=" ")
+print(", ".join(f"{name} {of_step_2[name]:.0f}" for name in ("bytes", "latency", "issue")), end="; ")
+print(f"measured {us['attention-split', LARGE]:.0f}")
 
 # %% [markdown]
-# On cards with little bandwidth for their arithmetic, the bytes take far longer. On the H200 memory could deliver
-# tokens faster than the schedulers can process them. So let's use fewer instructions.
+# Two suspects. Latency comes first: each thread needs so many registers that only {{ resident(step_2) }} CTAs fit on an
+# SM, so too few bytes are in flight. Issue comes second. {{ assert of_step_2["latency"] > of_step_2["issue"] >
+# of_step_2["bytes"] }} Tensor cores help with both.
 #
-# ### One instruction for 2,048 multiply-adds
+# ## 8 · Step 3: tensor cores
 #
-# `mma.sync.m16n8k16` multiplies a $16 \times 16$ matrix by a $16 \times 8$ one, in one warp instruction. Scores are
-# queries $[H/K, D]$ times keys$^T$ $[D, \text{tokens}]$; acc is values$^T$ $[D, \text{tokens}]$ times weights$^T$
-# $[\text{tokens}, H/K]$. Each of the 32 lanes must hold certain elements of the operands, its *fragments*. Lane number
-# is $4g + c$. **Look for** lane 13 ($g = 3$, $c = 1$).
+# A tensor core multiplies two small matrices in one warp instruction. A pair's attention over a tile of 16 tokens is
+# two such products with a softmax in between:
+#
+# 1. `multiply_keys`: scores $[H/K, \text{tokens}]$ = queries $[H/K, D]$ times keys$^T$ $[D, \text{tokens}]$;
+# 2. `softmax`: section 2's update, for 16 tokens at once, turns scores into weights;
+# 3. `multiply_values`: acc$^T$ $[D, H/K]$ += values$^T$ $[D, \text{tokens}]$ times weights$^T$ $[\text{tokens}, H/K]$.
+#
+# That's the whole loop of step 3. **Look for** the two loads: the next keys are requested once the first product has
+# used the old ones, the next values after the second. There's no shared memory and no barrier.
+
+# %%
+excerpt(
+    decode_attention, "        for base in cutlass.range(begin, end, step):", "\n        if const_expr(self.release"
+)
+
+# %% [markdown]
+# ### What the instruction wants
+#
+# `mma.sync.m16n8k16` multiplies a $16 \times 16$ matrix by a $16 \times 8$ one: 2,048 multiply-adds. Each lane, number
+# $4g + c$, must hold certain elements, its *fragments*. **Look for** lane 13 ($g = 3$, $c = 1$).
 
 
 # %% tags=["hide-input"]
@@ -572,25 +604,29 @@ def draw_fragment(ax, rows: int, columns: int, lane_at, title: str, mine: int = 
     ax.spines[["bottom", "left"]].set_visible(False)
 
 
-fig, axes = plt.subplots(1, 3, figsize=(11, 5), width_ratios=(16, 8, 8), layout="constrained")
+fig, axes = plt.subplots(1, 3, figsize=(11, 5.3), width_ratios=(16, 8, 8), layout="constrained")
 draw_fragment(axes[0], 16, 16, lambda r, c: 4 * (r % 8) + c % 8 // 2, "left operand, 16 × 16")
 draw_fragment(axes[1], 16, 8, lambda r, c: 4 * c + r % 8 // 2, "right, 16 × 8")
 draw_fragment(axes[2], 16, 8, lambda r, c: 4 * (r % 8) + c // 2, "result, 16 × 8")
-fig.suptitle("mma.m16n8k16: the lane that holds each element")
+for ax, rows, columns in zip(
+    axes, ("heads (7 are used)", "dimensions", "heads (7 are used)"), ("dimensions", "tokens", "tokens"), strict=True
+):  # fmt: skip
+    ax.set(xlabel=columns, ylabel=rows)
+fig.suptitle("mma.m16n8k16: the lane that holds each element, here in the product of queries and keys")
 plt.show()
 
 # %% [markdown]
-# Take the keys as the right operand: a column is a token, rows are dimensions. From token 3, lane 13 needs the
-# dimensions 2, 3, 10, 11, then 18, 19, 26, 27 for the next product: scattered pairs of 4 bytes. The usual way is to
-# load tiles into shared memory and distribute them from there (`ldmatrix`). A score is a **sum**
-# over dimensions, and a sum doesn't care about the order of its terms:
+# ### Keys, in 16-byte loads
+#
+# From token 3, lane 13 needs dimensions 2, 3, 10 and 11, and 18, 19, 26 and 27 for the next product: scattered pairs of
+# 4 bytes. The usual way is to load tiles into shared memory and distribute them from there (`ldmatrix`). But a score is
+# a **sum** over dimensions, and a sum doesn't care about the order of its terms:
 #
 # $$q \cdot k = \sum_{d} q_d\, k_d = \sum_{j} q_{\pi(j)}\, k_{\pi(j)} \quad\text{for every permutation } \pi .$$
 #
-# So "row $j$ of the right operand" may be any dimension, if the left operand has the same one in column $j$. Give lane
-# $c$ the dimensions $8c, \dots, 8c + 7$ of each 32, which is one load of 16 bytes. All that's needed is a *layout*
-# (lesson 08) from place in a pair of rows $p$, half $f$ and product $i$ to the number of a register: shape $((2, 2),
-# D/16)$, strides $((1, 2), 4)$.
+# So row $j$ of the right operand may be any dimension, if column $j$ of the left operand is the same one. Give lane $c$
+# the dimensions $8c, \dots, 8c + 7$ of each 32: one load of 16 bytes. Row $2c + p + 8f$ of product $i$ is then register
+# $p + 2f + 4i$ of that lane. That's a *layout* (lesson 08): `((2, 2), D/16) : ((1, 2), 4)`.
 
 # %%
 dimension = {}  # (row of a product, product): the dimension that stands there
@@ -613,40 +649,32 @@ fig, ax = plt.subplots(figsize=(9.5, 1.9))
 c = 1
 plain = [16 * i + 2 * c + p + 8 * f for i in range(4) for f in range(2) for p in range(2)]
 mine = [dimension[2 * c + p + 8 * f, i] for i in range(4) for f in range(2) for p in range(2)]
-for y, (held, color) in enumerate(((plain, VERMILION), (mine, BLUE))):
+for y, (held, color) in enumerate(((mine, BLUE), (plain, VERMILION))):
     for d in range(D):
         ax.add_patch(Rectangle((d, y - 0.35), 0.85, 0.7, facecolor=color if d in held else GREY))
 ax.set(xlim=(0, D), ylim=(-0.6, 1.6), xlabel="dimension of the key", title="What lane 13 (c = 1) loads of token 3")
 ax.set_xticks(range(0, D + 1, 8))
-ax.set_yticks([0, 1], ["plain order:\n8 loads of 4 bytes", "renumbered:\n2 loads of 16 bytes"])
+ax.set_yticks([0, 1], ["renumbered:\n2 loads of 16 bytes", "plain order:\n8 loads of 4 bytes"])
 plt.show()
 
 # %% [markdown]
-# In the kernel that's `multiply_keys`. (`n` is $D/16$ here, and `groups` counts groups of 8 tokens.)
+# In `multiply_keys` the layout is one line. (`n` is $D/16$, and `groups` counts groups of 8 tokens.)
 
 # %%
 excerpt(decode_attention, "def multiply_keys(", "@cute.jit\ndef softmax")
 
 # %% [markdown]
-# For the values the sum runs over **tokens**, and dimensions are rows of the result, which you may renumber too
-# (exercise 3). And the two products fit together: the *result* fragment of the scores is just what the second product
-# needs as its right operand, so the weights never leave their lane. Between them is the online softmax, a tile of 16
-# tokens at once.
+# ### Weights that stay in their lane
+#
+# The scores come out as a *result* fragment: lane 13 has head 3, tokens 2 and 3. The second product wants the weights
+# as its *right* operand, with a token per row and a head per column: lane 13 needs head 3, tokens 2 and 3. So scores
+# become weights where they are. **Look for** what lanes do exchange: a head's maximum, and its factor for acc.
 
 # %%
 excerpt(decode_attention, "    m_new = m\n    for i in range_constexpr(scores", "@cute.jit\ndef multiply_values")
 
 # %% [markdown]
-# And the loop. `base` runs over tiles. **Look for** the two loads: the next keys are requested as soon as the first
-# product has used the old ones, the next values as soon as the second has. No shared memory, no barrier.
-
-# %%
-excerpt(
-    decode_attention, "        for base in cutlass.range(begin, end, step):", "\n        if const_expr(self.release"
-)
-
-# %% [markdown]
-# Is it right, and how many instructions does it take?
+# (`multiply_values` renumbers too: exercise 3.) Is the kernel right, and how many instructions does it take?
 
 # %%
 kernel = DecodeAttention(H, K, D, padded=True, splits=2)
@@ -662,7 +690,7 @@ fewer = on_cuda_cores.total() / on_tensor_cores.total()
 # %% tags=["hide-input"]
 # @title Your bet
 second_bet = bet(
-    f"{fewer:.0f} times fewer instructions. At 256 rows with 1,024 tokens, how much faster is step 3 than step 2?",
+    f"{fewer:.0f} times fewer instructions. At 256 rows with 1,024 tokens, how many times as fast as step 2 is step 3?",
     (round(fewer), 1, 15, 0.1),
     unit="times",
 )
@@ -673,19 +701,16 @@ gain = us["attention-split", LARGE] / us["attention-cute", LARGE]
 second_bet.result(gain)
 
 # %% [markdown]
-# {{ gain:.1f }} times. You could have known: step 2 was at {{ 100 * rate["attention-split", LARGE]:.0f }}% of a copy,
-# so {{ 1 / rate["attention-split", LARGE]:.1f }} times was about the most. Now it's at {{ 100 *
-# rate["attention-cute", LARGE]:.0f }}%: the new kernel **is** memory-bound. {{ assert rate["attention-cute",
-# LARGE] > 0.9 }} Was step 2 bound by instructions, and did tensor cores fix it?
-
-# %% [markdown]
-# ### One change at a time
+# {{ gain:.1f }} times. More wasn't there to win: step 2 was at {{ 100 * rate["attention-split", LARGE]:.0f }}% of a
+# copy, and step 3 is at {{ 100 * rate["attention-cute", LARGE]:.0f }}%. It **is** memory-bound. {{ assert
+# rate["attention-cute", LARGE] > 0.9 }}
 #
-# If step 2 had been bound by issue, its issue slots would have been full. Three numbers for each kernel: the share of a
-# copy's bandwidth that it reached, the share of the issue slots that it used, and, by Little's law, the share of the
-# bandwidth that its bytes in flight allow. Step 3 changed several things at once: instructions, bytes in flight, and
-# the grid. The record separates one: *step 2, two tiles* (`rlcourse/course/kernels/decode_ahead.py`) has twice the
-# bytes in flight and is otherwise step 2.
+# ## 9 · What made it faster?
+#
+# Step 3 has fewer instructions, and it needs so few registers per token that more bytes are in flight. Which was it?
+# Change one thing at a time. *Step 2, two tiles* (`rlcourse/course/kernels/decode_ahead.py`) is step 2 with twice the
+# bytes in flight. That halves $t_\text{latency}$, from {{ of_step_2["latency"]:.0f }} µs to {{ of_step_2["latency"] /
+# 2:.0f }}. Then $t_\text{issue}$, still {{ of_step_2["issue"]:.0f }} µs, is the longest.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -695,89 +720,65 @@ third_bet = bet(
     unit="times",
 )
 
-# %%
+# %% tags=["hide-input"]
+# @title What became of the bet
+third_bet.result(us["attention-split", LARGE] / us["attention-split-ahead", LARGE])
+
+# %% [markdown]
+# Only {{ us["attention-split", LARGE] / us["attention-split-ahead", LARGE]:.2f }} times. So the longest time isn't the
+# rule. **Look for** one that turns the middle columns, in µs, into the last.
+
+# %% tags=["hide-input"]
+# @title Table: three times, and the time
 from rlcourse.kernels.decode_ops import choose_blocks, choose_splits
-
-
-def resident(kernel, arch: str = "sm_90a", shared: int = 227 * 1024) -> int:
-    """CTAs of a kernel that one multiprocessor holds at a time."""
-    code = compiled(kernel, arch)
-    by_registers = 65536 // (kernel.threads * -(-code.registers // 8) * 8)  # given out in eights
-    # of shared memory the system takes 1 KB of each CTA for itself
-    return min(by_registers, shared // (code.shared_bytes + 1024), 2048 // kernel.threads)
 
 
 def chosen(rows: int, slots: int) -> DecodeAttention:
     """The kernel of step 3 as the package calls it on an H200."""
-    blocks = choose_blocks(rows * K, slots, GPUS["H200"].multiprocessors, hopper=True)
-    return DecodeAttention(H, K, D, splits=choose_splits(rows * K, slots, GPUS["H200"].multiprocessors), **blocks)
+    blocks = choose_blocks(rows * K, slots, h200.multiprocessors, hopper=True)
+    return DecodeAttention(H, K, D, splits=choose_splits(rows * K, slots, h200.multiprocessors), **blocks)
 
 
+two_tiles = per_token(AheadDecode(H, K, D, splits=2 if LONG < 256 else 4))
+step_3 = chosen(*LARGE)
 NAMES = {
     "attention-simple": "step 1: simple", "attention-split": "step 2: split",
     "attention-split-ahead": "step 2, two tiles", "attention-cute": "step 3: tensor cores",
 }  # fmt: skip
-
-h200 = GPUS["H200"]
-two_tiles = per_token(AheadDecode(H, K, D, splits=2 if LONG < 256 else 4))
-KERNELS = {  # variant of the record and shape: kernel, bytes that a CTA has in flight, instructions a token
-    ("attention-simple", SMALL): (SimpleDecode(H, K, D), 128 * 32, on_cuda_cores),
-    ("attention-split", SMALL): (SplitDecode(H, K, D, splits=8), 128 * 32, on_cuda_cores),
-    ("attention-split-ahead", SMALL): (AheadDecode(H, K, D, splits=8), 128 * 64, two_tiles),
-    ("attention-cute", SMALL): (chosen(16, 512), None, on_tensor_cores),
-    ("attention-simple", LARGE): (SimpleDecode(H, K, D), 128 * 32, on_cuda_cores),
-    ("attention-split", LARGE): (SplitDecode(H, K, D, splits=2), 128 * 32, on_cuda_cores),
-    ("attention-split-ahead", LARGE): (AheadDecode(H, K, D, splits=2), 128 * 64, two_tiles),
-    ("attention-cute", LARGE): (chosen(256, 1024), None, on_tensor_cores),
+seen = {  # step 3: keys and values of a tile, for each warp
+    "attention-simple": times(SimpleDecode(H, K, D), 128 * 32, on_cuda_cores),
+    "attention-split": of_step_2,
+    "attention-split-ahead": times(AheadDecode(H, K, D, splits=2), 128 * 64, two_tiles),
+    "attention-cute": times(step_3, 16 * step_3.tiles * step_3.warps * 4 * D, on_tensor_cores),
 }
-columns = "kernel", "rows × tokens", "CTAs", "at once", "MB in flight", "allow, of peak", "reached, of a copy"
-lines = ["| " + " | ".join(columns) + " | issue slots used |"]
-lines += ["| --- " * 8 + "|"]
-seen = {}
-for (name, (rows, tokens)), (kernel, each, counts) in KERNELS.items():
-    each = each or 16 * kernel.tiles * kernel.warps * 4 * D  # keys and values of a tile, for each warp
-    ctas = rows * K * kernel.splits
-    at_once = min(ctas, h200.multiprocessors * resident(kernel))
-    flying = min(at_once * each, 4 * D * rows * K * tokens)  # nothing is asked for that is not there
-    allowed = min(1, flying / (h200.gb_per_s * 1e3 * LATENCY_US))
-    seconds = us[name, (rows, tokens)] / 1e6
-    slots = counts.total() * rows * K * tokens / (4 * h200.ghz * 1e9 * h200.multiprocessors * seconds)
-    seen[name, (rows, tokens)] = ctas, at_once, flying, allowed, slots
-    lines.append(
-        f"| {NAMES[name]} | {rows} × {tokens} | {ctas} | {at_once} | {flying / 1e6:.2f} | {allowed:.0%} | "
-        f"{rate[name, (rows, tokens)]:.0%} | {slots:.0%} |"
-    )
-third_bet.result(us["attention-split", LARGE] / us["attention-split-ahead", LARGE])
+lines = ["| kernel | MB in flight | bytes | latency | issue | measured |", "| --- " * 6 + "|"]
+for name, found in seen.items():
+    parts = " | ".join(f"{found[part]:.0f}" for part in ("bytes", "latency", "issue"))
+    lines.append(f"| {NAMES[name]} | {found['MB']:.1f} | {parts} | {us[name, LARGE]:.0f} |")
 display(Markdown("\n".join([*lines, "", provenance(record)])))
-*_, flying, allowed, slots = seen["attention-split", LARGE]
-*_, allowed_two, slots_two = seen["attention-split-ahead", LARGE]
-ctas_two, at_once_two = seen["attention-split-ahead", LARGE][:2]
-ctas_three, at_once_three, flying_three, *_ = seen["attention-cute", LARGE]
-more = flying_three / flying
-by_bytes, by_rest = (
-    {size: us[old, size] / us[new, size] for size in (SMALL, LARGE)}
-    for old, new in (("attention-split", "attention-split-ahead"), ("attention-split-ahead", "attention-cute"))
-)
-gone = {size: us["attention-split-ahead", size] - us["attention-cute", size] for size in (SMALL, LARGE)}
+longest = {name: max(found["bytes"], found["latency"], found["issue"]) for name, found in seen.items()}
+added = {name: max(found["bytes"], found["latency"] + found["issue"]) for name, found in seen.items()}
+off = [max(abs(rule[name] / us[name, LARGE] - 1) for name in seen) for rule in (longest, added)]
+more = seen["attention-cute"]["MB"] / of_step_2["MB"]
 
 # %% [markdown]
-# At the large size step 2 uses {{ 100 * slots:.0f }}% of its issue slots: **it was near neither roof.** {{ assert slots
-# < 0.6 and rate["attention-split", LARGE] < 0.6 }} Twice the bytes in flight, and nothing else, make it only {{
-# by_bytes[LARGE]:.2f }} times as fast. {{ assert all(1 < by_bytes[size] < by_rest[size] for size in (SMALL, LARGE)) }}
-# The larger part, {{ by_rest[LARGE]:.2f }} times, **came with the tensor cores**, and with them come two things that
-# these records can't separate: {{ fewer:.0f }} times fewer instructions, and so few registers per token that {{
-# more:.0f }} times the bytes of step 2 are in flight. {{ assert more > 3 }}
+# A roofline takes the longest, and is off by up to {{ 100 * off[0]:.0f }}%. **Add** latency and issue, take the bytes
+# if they're longer, and every row is within {{ 100 * off[1]:.0f }}%. {{ assert off[1] < 0.16 and off[0] > 0.4 }} That
+# fits section 5's loop: a warp requests a tile, waits for it, then computes, and **while it computes, it requests
+# nothing**. With two tiles that's no different, since the assembler moves both loads behind most of the arithmetic.
 #
-# So that's what the roofline left out: it says what a kernel can't exceed, not what it waits for. A warp also waits for
-# **itself**: a score is a sum, three shuffles, a maximum and a power, one after the other, and until they're done it
-# requests nothing. The tool that names such waits is Nsight Compute, whose *warp stall reasons* split a kernel's cycles
-# into waiting for memory (long scoreboard), for a fixed-latency result (wait), for a barrier, and so on. Run `ncu --set
-# full` on step 2 before you blame a roof.
+# Step 3 cut both parts, with {{ fewer:.0f }} times fewer instructions and {{ more:.0f }} times the bytes in flight.
+# Together they now take less time than the bytes. {{ assert seen["attention-cute"]["latency"] +
+# seen["attention-cute"]["issue"] < seen["attention-cute"]["bytes"] }}
 #
-# ## 8 · RoPE and the cache write in the same launch
+# So that's what the roofline left out: **times overlap only if the program makes them**. Ours are estimates, with an
+# assumed latency. Nsight Compute (`ncu --set full`) shows the waits themselves, as *warp stall reasons*: for memory
+# (long scoreboard), for another instruction (wait), for a barrier.
 #
-# Before attention, a decode step rotates the new query and key (RoPE) and writes key and value to the cache. In eager
-# PyTorch each of these is one operator or several.
+# ## 10 · RoPE and the cache write in the same launch
+#
+# Before attention, a decode step rotates the new query and key (RoPE) and writes key and value to the cache. How many
+# operators is that in eager PyTorch?
 
 # %% tags=["hide-input"]
 # @title Counting operators of eager PyTorch
@@ -842,25 +843,26 @@ cannot_be_avoided = 4 * rows * K * (n - 1) * D + 2 * rows * D * (2 * H + 4 * K +
 print(f"{eager.bytes / 1e6:.1f} MB; reading the cache once and the new token: {cannot_be_avoided / 1e6:.1f} MB")
 
 # %% [markdown]
-# The fused kernel does all of it in one launch. Two ideas make that easy.
+# Most of these bytes are keys and values repeated for each query head. The fused kernel does all of it in one launch,
+# thanks to two ideas.
 #
-# **RoPE stays in a lane.** Dimension $i$ is rotated with dimension $i + D/2$. With the numbering of section 7 both
-# partners are in the same lane.
+# **RoPE stays in a lane.** Dimension $i$ is rotated with dimension $i + D/2$. With section 8's numbering both are in
+# the same lane.
 
 # %%
 excerpt(decode_new_token, "    for j in range_constexpr(n // 2):", "@cute.jit\ndef write_to_cache")
 
 # %% [markdown]
-# **The new token never comes from the cache.** One CTA writes the new key while others read keys. So nobody reads the
-# new one from memory: one warp of the last split has it in registers, writes it **and** begins its softmax with it.
-# Every loop over the cache stops just before it.
+# **The new token never comes from the cache.** One CTA writes the new key while others read keys. So one warp of the
+# last split has it in registers, writes it **and** begins its softmax with it. Every loop over the cache stops just
+# before it.
 
 # %%
 excerpt(decode_new_token, "    product = Float32(0.0)")
 
 # %% [markdown]
-# That also settles the empty row: a first token finds nothing in the cache, and its softmax still has one term.
-# Everything at once in the interpreter, each row at another position, nan in all slots that a row must not see:
+# A first token finds nothing in the cache, but its softmax still has one term. Everything at once in the interpreter,
+# each row at another position, with nan in all slots that it must not see:
 
 # %%
 from rlcourse.kernels.decode_new_token import fused_decode_attention_reference
@@ -893,46 +895,64 @@ for row, name in enumerate(CASES):
     assert error < 3e-2 and changed == [int(0 <= position[row] < SLOTS)] * 2
 
 # %% [markdown]
-# ## 9 · How long it takes
+# ## 11 · How long it takes
 #
-# The record in one figure, at both sizes. Below the line RoPE and the cache write are part of the call. **Look for**
-# how far from the bytes' time each kernel is at the small size, and at the large one.
+# All kernels at both sizes. `sdpa` is PyTorch's attention, with repeated keys and values or with shared ones
+# (`enable_gqa`). *Step 3, reads early* uses a feature of Hopper: a kernel may start before the previous one has ended,
+# and must then wait for it. But that one doesn't change old tokens, so they're requested before the wait. **Look for**
+# the distance from the dotted line.
 
 # %% tags=["hide-input"]
 # @title Figure: the record
-NAMES = {
-    "attention-sdpa-repeat": "sdpa, repeated heads", "attention-sdpa-gqa": "sdpa, enable_gqa",
-    "attention-flashinfer": "FlashInfer", **NAMES, "attention-cute-ahead": "step 3, loads before it waits",
-    "fused-eager": "with RoPE and write: eager", "fused-sdpa-gqa": "eager, enable_gqa",
-    "fused-compiled": "torch.compile", "fused-cute": "fused",
+GROUPS = {
+    "Attention": {
+        "attention-sdpa-repeat": "sdpa, repeated", "attention-sdpa-gqa": "sdpa, enable_gqa",
+        "attention-flashinfer": "FlashInfer", **NAMES, "attention-cute-ahead": "step 3, reads early",
+    },
+    "With RoPE and the cache write": {
+        "fused-eager": "eager, repeated", "fused-compiled": "torch.compile, repeated",
+        "fused-sdpa-gqa": "eager, enable_gqa", "fused-cute": "step 3, fused",
+    },
 }  # fmt: skip
-fig, ax = plt.subplots(figsize=(9, 5.2))
-for size, color, marker in ((SMALL, BLUE, "o"), (LARGE, ORANGE, "s")):
-    for y, variant in enumerate(NAMES):
-        ax.plot(us[variant, size], y, color=color, marker=marker, markersize=8, linestyle="")
-        value = us[variant, size]
-        label = f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
-        ax.annotate(label, (value, y), (8, 0), textcoords="offset points", va="center", bbox=box)
-    floor = 4e-3 * K * D * math.prod(size) / COPY
-    label = f"{size[0]} rows × {size[1]:,} tokens; dotted: its bytes at the rate of a copy"
-    ax.plot([], [], color=color, marker=marker, linestyle="", label=label)
-    ax.axvline(floor, color=color, linestyle=":")
-ax.axhline(7.5, color=GREY, linewidth=1)
-ax.set_yticks(range(len(NAMES)), list(NAMES.values()))
-ax.set(xscale="log", xlim=(0.7, 4000), ylim=(len(NAMES) - 0.5, -0.5), xlabel="µs per call")
-ax.set_title(f"Decode attention of one layer, {provenance(record)}")
-ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15))
-ax.grid(axis="x")
+fig, axes = plt.subplots(
+    2, 1, figsize=(9, 6), sharex=True, layout="constrained", height_ratios=[len(group) for group in GROUPS.values()]
+)
+for ax, (title, group) in zip(axes, GROUPS.items(), strict=True):
+    for size, color, marker, side in ((SMALL, BLUE, "o", -1), (LARGE, ORANGE, "s", 1)):
+        for y, variant in enumerate(group):
+            value = us[variant, size]
+            ax.plot(value, y, color=color, marker=marker, markersize=8, linestyle="")
+            label = f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+            ax.annotate(label, (value, y), (8 * side, 0), textcoords="offset points", va="center", bbox=box,
+                        ha="left" if side > 0 else "right")  # fmt: skip
+        label = f"{size[0]} rows × {size[1]:,} tokens; dotted: its bytes at the rate of a copy"
+        ax.plot([], [], color=color, marker=marker, linestyle="", label=label)
+        ax.axvline(4e-3 * K * D * math.prod(size) / COPY, color=color, linestyle=":")
+    ax.set_yticks(range(len(group)), list(group.values()))
+    ax.set(xscale="log", xlim=(0.7, 4000), ylim=(len(group) - 0.5, -0.5), title=title)
+    ax.grid(axis="x")
+axes[-1].set_xlabel(f"µs per call, one layer; {provenance(record)}")
+fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center")
 plt.show()
-small_floor, large_floor = (4e-3 * K * D * math.prod(size) / COPY for size in (SMALL, LARGE))
+large_floor = 4e-3 * K * D * math.prod(LARGE) / COPY
+best = {
+    size: min(us[v, size] for v in ("fused-eager", "fused-compiled", "fused-sdpa-gqa")) for size in (SMALL, LARGE)
+}  # fmt: skip
 
 # %% [markdown]
-# At the large size step 3 is within {{ 100 * us["attention-cute", LARGE] / large_floor - 100:.0f }}% of its bytes,
-# ahead of FlashInfer and PyTorch. At the small size no kernel comes near: a call is a chain of waits, for the position,
-# then keys, the products, the merge, the output. RoPE and the cache write add hardly anything, and the fused kernel is
-# {{ us["fused-compiled", SMALL] / us["fused-cute", SMALL]:.1f }} times as fast as what `torch.compile` makes of it. {{
-# assert us["fused-cute", SMALL] < 1.1 * us["attention-cute", SMALL] }} Measure a kernel at both ends.
+# At the large size, step 3 is within {{ 100 * us["attention-cute", LARGE] / large_floor - 100:.0f }}% of its bytes,
+# ahead of FlashInfer and PyTorch. {{ assert us["attention-cute", LARGE] < min(us["attention-flashinfer", LARGE],
+# us["attention-sdpa-gqa", LARGE]) }} At the small size, no kernel comes near: a call is a chain of waits, for the
+# position, the keys, the products, the merge, the output. Reading early hides some of them, and saves {{
+# us["attention-cute", SMALL] - us["attention-cute-ahead", SMALL]:.1f }} µs.
+#
+# RoPE and the cache write add hardly anything. {{ assert us["fused-cute", SMALL] < 1.1 * us["attention-cute", SMALL]
+# }} The fused kernel is {{ best[SMALL] / us["fused-cute", SMALL]:.1f }} times as fast as the best of the three PyTorch
+# versions at the small size, {{ best[LARGE] / us["fused-cute", LARGE]:.1f }} times at the large one. The best isn't the
+# same: with few rows `torch.compile` wins, by running fewer kernels; with many, `enable_gqa`, by moving fewer bytes. {{
+# assert best[SMALL] == us["fused-compiled", SMALL] and best[LARGE] == us["fused-sdpa-gqa", LARGE] }} Measure at both
+# ends, against the best at each.
 #
 # ## Check yourself
 #
@@ -942,7 +962,7 @@ small_floor, large_floor = (4e-3 * K * D * math.prod(size) / COPY for size in (S
 # The first. At the common maximum of 100 the second has the factor e^-97: a large l at a low m is next to nothing.
 # </details>
 #
-# 2. Somebody replaces `acq_rel` by `relaxed`. All tests of results pass, a thousand times. Is it right?
+# 2. Somebody replaces `acq_rel` with `relaxed`. All tests of results pass, a thousand times. Is it right?
 #
 # <details><summary>Answer</summary>
 # No. Nothing orders the partials before the counter any more. The interpreter reports the race at once.
@@ -951,8 +971,8 @@ small_floor, large_floor = (4e-3 * K * D * math.prod(size) / COPY for size in (S
 # 3. A kernel reads every byte once, in whole sectors, and reaches half of the bandwidth. What now?
 #
 # <details><summary>Answer</summary>
-# Count the bytes in flight, and the share of the issue slots it uses. If neither roof is near, it waits, for memory
-# or for its own instructions. Change one thing at a time, or you won't know what helped.
+# Work out its three times: bytes, latency, issue. If none is near what you measured, ask which of them take turns.
+# Then change one thing at a time, or you won't know what helped.
 # </details>
 #
 # ## Exercises
@@ -963,7 +983,7 @@ small_floor, large_floor = (4e-3 * K * D * math.prod(size) / COPY for size in (S
 # ## Further reading
 #
 # - Milakov and Gimelshein 2018, *Online normalizer calculation for softmax*, arXiv:1805.02867.
-# - Dao et al. 2022, *FlashAttention*, arXiv:2205.14135: attention in tiles, no scores in memory.
+# - Dao et al. 2022, *FlashAttention*, arXiv:2205.14135: no scores in memory.
 # - Dao, Haziza, Massa and Sizov 2023, *Flash-Decoding for long-context inference*: splits for one query token.
 # - Ye et al. 2025, *FlashInfer*, arXiv:2501.01005: partial results as an algebra.
 # - Volkov 2010, *Better Performance at Lower Occupancy*, GTC: bytes in flight, and Little's law on a GPU.
