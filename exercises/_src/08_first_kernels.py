@@ -394,7 +394,7 @@ if check.q6.passed:
 
 # %% tags=["exercise"]
 def sectors(addresses: torch.Tensor, size: int, active: torch.Tensor) -> torch.Tensor:
-    """Sectors of 32 bytes that a load of `size` bytes a lane moves for each warp: [W] int64.
+    """Sectors of 32 bytes that a load of `size` bytes per lane moves for each warp: [W] int64.
 
     addresses: [W, 32] int64, of each lane's first byte; active: [W, 32] bool.
     """
@@ -444,7 +444,7 @@ if check.q7.passed:
 # elements in one word. `^` on integer tensors is the exclusive or.
 #
 # <details><summary>Hint 1: a question</summary>
-# The lesson's swizzle, `32 * row + (column ^ row)`, does rows and columns. Which banks do the four rows of one sub-tile
+# The usual swizzle, `32 * row + (column ^ row)`, does rows and columns. Which banks do the four rows of one sub-tile
 # get under it, and why are they the same eight?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
