@@ -157,7 +157,7 @@ def best_splits(tokens: torch.Tensor, at_once: int, most: int, fixed: int) -> to
 check.q2(best_splits)
 
 # %% [markdown]
-# What your function chooses for a card that takes 132 CTAs at once, two key-value heads a row, over rows and tokens.
+# What your function chooses for a card that takes 132 CTAs at once, two key-value heads per row, over rows and tokens.
 # **Look for** the row count at which there is nothing left to split for.
 
 # %% tags=["hide-input"]
@@ -338,8 +338,8 @@ if check.q4.passed:
 # kernel is memory-bound. On the H200 more bytes in flight take the kernel to its next bound, and only then do
 # instructions matter: the second change is worth something *after* the first. That's why "which of the two was it?" has
 # no answer from before and after alone. And the model isn't a measurement. Lesson 09 has the experiment: twice the
-# bytes in flight brought less than this model says, because the model ignores that a warp requests nothing while it
-# computes. A model tells you what to try, not what you'll get.
+# bytes in flight brought less than this model says, because a warp requests nothing while it computes. Adding latency
+# and issue, instead of taking the longer, comes closer. A model tells you what to try, not what you'll get.
 
 # %% [markdown]
 # ## q5 · A decode-attention kernel
@@ -380,7 +380,7 @@ if check.q4.passed:
 # %% tags=["exercise"]
 @dataclass(frozen=True)
 class WarpAttention:
-    """Attention of one query over slots first..last - 1, one warp a pair. size: D, a multiple of 32."""
+    """Attention of one query over slots first..last - 1, one warp per pair. size: D, a multiple of 32."""
 
     size: int
     threads = 32
@@ -452,5 +452,5 @@ if check.q5.passed:
 # **What is slow in it.** Each slot costs five shuffles and as many additions to sum up one score. The loads are 4 bytes
 # per lane, and a warp has few of them in flight: the compiler loads four slots at once, and no more until their scores
 # are done. The lesson's simple kernel gives a token to 8 lanes instead of 32, loads 16 bytes per lane, does all query
-# heads of a key-value head with one load, and has four warps a block. **The poison** is why the loop is
+# heads of a key-value head with one load, and has four warps per block. **The poison** is why the loop is
 # `cutlass.range(begin, end)`, and not over all slots with a weight of 0 for those outside: 0 times nan is nan.
