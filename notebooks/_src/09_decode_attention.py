@@ -624,9 +624,10 @@ plt.show()
 #
 # $$q \cdot k = \sum_{d} q_d\, k_d = \sum_{j} q_{\pi(j)}\, k_{\pi(j)} \quad\text{for every permutation } \pi .$$
 #
-# So row $j$ of the right operand may be any dimension, if column $j$ of the left operand is the same one. Give lane $c$
-# the dimensions $8c, \dots, 8c + 7$ of each 32: one load of 16 bytes. Row $2c + p + 8f$ of product $i$ is then register
-# $p + 2f + 4i$ of that lane. That's a *layout* (lesson 08): `((2, 2), D/16) : ((1, 2), 4)`.
+# So row $j$ of the right operand may be any dimension, if column $j$ of the left operand is the same one. Give lane $4g
+# + c$ the dimensions $8c, \dots, 8c + 7$ of each 32: one load of 16 bytes. In product $i$ it holds the rows $2c + p +
+# 8f$, where $p$ and $f$ are 0 or 1. They come from its registers $p + 2f + 4i$, which is a *layout* (lesson 08):
+# `((2, 2), D/16) : ((1, 2), 4)`.
 
 # %%
 dimension = {}  # (row of a product, product): the dimension that stands there
@@ -658,7 +659,7 @@ ax.set_yticks([0, 1], ["renumbered:\n2 loads of 16 bytes", "plain order:\n8 load
 plt.show()
 
 # %% [markdown]
-# In `multiply_keys` the layout is one line. (`n` is $D/16$, and `groups` counts groups of 8 tokens.)
+# `multiply_keys` has that layout in one line. (`n` is $D/16$, and `groups` counts groups of 8 tokens.)
 
 # %%
 excerpt(decode_attention, "def multiply_keys(", "@cute.jit\ndef softmax")
