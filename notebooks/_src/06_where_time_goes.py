@@ -10,18 +10,18 @@
 # In June 2026 somebody wrote a GPU kernel for an RL training loop. Alone, it was 2.2 times as fast as what it replaced.
 # In the loop it produced the same tokens, without an error, and each decode step got nearly 3 times *slower* ([*Making
 # Dr GRPO go brrr*](https://kyrieblunders.bearblog.dev/making-dr-grpo-go-brrr/)). How can a faster part make the whole
-# slower? Lesson 10 closes the case. The first tool is in this one: find out where the time goes before you speed
-# anything up.
+# slower? Lesson 10 closes the case. This one has the first tool: find out where the time goes before you speed anything
+# up.
 #
 # **You will learn**
 #
-# - to time a training step phase by phase, and to predict how much a faster phase speeds up the whole;
+# - to time a training step phase by phase, and to predict what a faster phase does for the whole;
 # - why most of what people try first can't help, and how to see that in five minutes;
 # - to read a trace, and what "the GPU is busy" does and doesn't mean;
 # - to compute the time that no program can beat, and how far a real one is from it;
 # - to tell three kinds of slow apart, because each has its own cure.
 #
-# You need [lesson 05](05_full_loop.ipynb): the phases of a step. Everything live runs on the CPU; GPU numbers were
+# You need [lesson 05](05_full_loop.ipynb): the phases of a step. What runs here runs on the CPU; GPU numbers were
 # recorded on an H200.
 
 # %%
@@ -55,7 +55,7 @@ print(f"{config.rows} answers per step, {torch.get_num_threads()} thread(s)")
 # ## 1 · Where does a step go?
 #
 # One step of Dr. GRPO has four phases. The *rollout* samples the answers, the *reward* verifies them, the *advantages*
-# compare them, and the *update* takes the gradient and moves the weights. Everybody knows which of them is slow.
+# compare them, and the *update* takes the gradient and moves the weights. Everybody knows which one is slow.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -77,15 +77,15 @@ for phase, seconds in median.items():
     print(f"{phase:11} {1e3 * seconds:8.1f} ms  {seconds / step_s:6.1%}")
 
 # %% [markdown]
-# That cell has two habits worth copying. The first step is left out: it allocates memory and loads code that later
-# steps reuse. And we report the **median**, because one disturbed step shifts a mean.
+# That cell has two habits worth copying. It drops the first step, which allocates memory and loads code that later
+# steps reuse. And it reports the **median**, because one disturbed step shifts a mean.
 #
-# On a GPU there's a trap. The *host*, the CPU on which Python runs, only **asks** the GPU for work and goes on at once,
-# so a clock on the host times the asking. The package's `PhaseTimer` waits for the GPU at both ends of a phase.
+# On a GPU there's a trap. The *host*, the CPU that runs Python, only **asks** the GPU for work and moves on, so a host
+# clock times the asking. The package's `PhaseTimer` waits for the GPU at both ends of a phase.
 #
 # Here are the same phases on an H200, with the shape of Qwen2.5-0.5B and 64 answers of {{ load_record("step", "NVIDIA
-# H200")["setup"]["new_tokens"] }} tokens. One is TRL, Hugging Face's RL library, which samples with the `generate` of
-# transformers; the other is this package. **Look for** how the blue share changes.
+# H200")["setup"]["new_tokens"] }} tokens. One is a step of TRL, Hugging Face's RL library, which samples with
+# the `generate` of transformers; the other is this package's. **Look for** how the blue share changes.
 
 # %% tags=["hide-input"]
 # @title Figure: where a step goes
@@ -131,16 +131,16 @@ part = {name: STEPS[name, 64]["rollout_s"] / STEPS[name, 64]["step_s"] for name 
 # {{ 100 * part["trl-default"]:.0f }}% of TRL's step is the rollout, {{ 100 * part["rlcourse"]:.0f }}% of ours, and {{
 # 100 * median["rollout"] / step_s:.0f }}% here. {{ assert part["trl-default"] > 0.9 and part["rlcourse"] < 0.7 and
 # row["rollout_s"] + row["update_s"] > 0.995 * row["step_s"] }} "The rollout is the bottleneck of RL" isn't a law. It's
-# a fact about one engine on one machine, and you have to measure.
+# a fact about one engine on one machine, and you have to measure it.
 #
-# ## 2 · What can it give?
+# ## 2 · How much can you gain?
 #
-# Suppose a part of the program takes the share $f$ of its time, and you make that part $g$ times as fast. The new time
+# Suppose a part of the program takes a share $f$ of its time, and you make that part $g$ times as fast. The new time
 # is what you didn't touch, $1 - f$, plus $f / g$. So the whole speeds up by a factor of
 #
 # $$\frac{1}{1 - f + f / g} \;<\; \frac{1}{1 - f} .$$
 #
-# This is Amdahl's law (1967). The bound on the right, the *ceiling*, is reached when the part takes no time at all.
+# This is Amdahl's law (1967). The bound on the right, the *ceiling*, is what you'd get if the part took no time at all.
 
 
 # %%
@@ -151,22 +151,21 @@ def amdahl(share: float, gain: float) -> float:
 
 # %% [markdown]
 # Now a typical day. Somebody looks at a training run, finds the GPU idle most of the time, and tries what the guides
-# say:
+# recommend:
 #
 # - more *workers*, processes that load and tokenise the next batch while this one trains;
-# - *pinned memory* and `non_blocking=True`, with which a batch is copied to the GPU while the host goes on;
+# - *pinned memory* and `non_blocking=True`, so that a batch is copied to the GPU while the host moves on;
 # - `torch.compile` on the model that trains: PyTorch turns many operators into few;
-# - a *static KV cache*: keys and values of earlier tokens are kept in memory of a fixed size, and not in tensors that
-#   grow;
-# - a static KV cache, **and** the *decode step* compiled: the work for one more token per answer.
+# - a *static KV cache*: the keys and values of earlier tokens get fixed memory instead of tensors that grow;
+# - a static KV cache **and** a compiled *decode step*, the work for one more token per answer.
 
 # %% tags=["hide-input"]
 # @title Your bet
 ladder_bet = bet("TRL on the H200: how many of these five make a step at least 5% faster?", (3, 0, 5, 1), "of five")
 
 # %% [markdown]
-# Don't try. Divide. What does each speed up, and what share of a step is that? First the two that hardly anybody
-# measures, loading a batch and copying it:
+# Don't try. Divide. What does each speed up, and what share of a step is that? First, the two that hardly anybody
+# measures: loading a batch and copying it.
 
 # %%
 from rlcourse.measure.timing import median_seconds
@@ -181,9 +180,10 @@ print(f"copy the batch's token ids {1e6 * copying_s:.1f} µs, {copying_s / step_
 # @title Table: what people try first
 decode = load_record("decode", "NVIDIA H200")
 RUNGS = {(row["variant"], row["rows"]): row for row in decode["results"]}
+GRAPH = "graph-exact"  # our decode step in that record
 slow, ours, fixed = (STEPS[name, 64] for name in ("trl-default", "rlcourse", "trl-static-compiled"))
 compiled = STEPS["trl-update-compiled", 64]
-outside_s = ours["step_s"] - ours["rollout_s"] - ours["update_s"]  # loading, copies, rewards and the rest
+outside_s = ours["step_s"] - ours["rollout_s"] - ours["update_s"]  # choosing prompts, rewards and the rest
 update_part, rollout_part = slow["update_s"] / slow["step_s"], slow["rollout_s"] / slow["step_s"]
 update_gain = slow["update_s"] / compiled["update_s"]
 updates = load_record("update", "NVIDIA H200")
@@ -194,17 +194,23 @@ whole = slow["step_s"] / fixed["step_s"]
 
 def ceiling(share: float) -> str:
     """A share of the step, and the most that it can give."""
-    return f"{share:.1%} → {1 / (1 - share):.2f}×" if share >= 0.0005 else f"{share:.4%} → {1 / (1 - share):.2f}×"
+    return f"{share:.1%} → {1 / (1 - share):.2f}×" if share >= 0.001 else "below 0.1% → 1.00×"
 
 
 rows = [
-    ("loader workers", "choosing and tokenising", loading_s / step_s, outside_s / slow["step_s"], "not tried: no need"),
+    (
+        "loader workers",
+        "choosing and tokenising",
+        loading_s / step_s,
+        outside_s / slow["step_s"],
+        f"not tried; {1e6 * outside_s:.0f} µs*",
+    ),
     (
         "pinned memory, `non_blocking`",
         "copies to the GPU",
         copying_s / step_s,
         copies["copy_s"] / slow["step_s"],
-        f"copy {1e6 * copies['copy_s']:.0f} µs, pinned {1e6 * copies['pinned_copy_s']:.0f} µs",
+        f"{1e6 * copies['copy_s']:.0f} µs, pinned {1e6 * copies['pinned_copy_s']:.0f} µs*",
     ),
     (
         "compile the model that trains",
@@ -229,35 +235,39 @@ rows = [
     ),
 ]
 lines = [
-    "| tried | speeds up | here: share → ceiling | H200: share → ceiling | H200, measured |",
+    "| tried | speeds up | here: share → ceiling | TRL on the H200: share → ceiling | H200, measured |",
     "|---|---|---|---|---|",
 ]
 lines += [f"| {a} | {b} | {ceiling(c)} | {ceiling(d)} | {e} |" for a, b, c, d, e in rows]
 # the first two by their ceilings, since nobody tried them; a slower decoding can't make a faster step
 gains = [1 / (1 - row[3]) for row in rows[:2]] + [slow["step_s"] / compiled["step_s"], alone[256], whole]
 ladder_bet.result(sum(gain > 1.05 for gain in gains))
-display(Markdown("\n".join(lines)))
+note = (
+    "<small>* TRL's records don't split off these two. The times are this package's, for the same 64 answers: all that "
+    "is neither rollout nor update, and the copy of a batch. The shares divide them by TRL's step.</small>"
+)
+display(Markdown("\n".join([*lines, "", note])))
 
 # %% [markdown]
-# One. {{ assert sum(gain > 1.05 for gain in gains) == 1 }} The first two lines are settled by their ceilings: a batch
-# of prompts is a few kilobytes of text. {{ assert copies["copy_s"] < 1e-3 * slow["step_s"] }} Compiling the model that
-# trains can give TRL {{ 1 / (1 - update_part):.2f }}× at the very most. It made the update {{ update_gain:.1f }} times
-# as fast, and nobody would notice it in the step. {{ assert update_gain > 1.2 and abs(slow["step_s"] /
-# compiled["step_s"] - 1) < 0.05 }} Work on the update is worth more in our own step, where it's {{ 100 *
-# ours["update_s"] / ours["step_s"]:.0f }}%. **Ceilings move when something else gets faster.**
+# One. {{ assert sum(gain > 1.05 for gain in gains) == 1 }} The ceilings settle the first two lines: a batch of prompts
+# is a few kilobytes of text. {{ assert copies["copy_s"] < 1e-3 * slow["step_s"] and outside_s < 1e-3 * slow["step_s"]
+# }} Compiling the model that trains can give TRL {{ 1 / (1 - update_part):.2f }}× at most. It made the update {{
+# update_gain:.1f }} times as fast, and you wouldn't notice it in the step. {{ assert update_gain > 1.2 and
+# abs(slow["step_s"] / compiled["step_s"] - 1) < 0.05 }} In our own step, where the update is {{ 100 * ours["update_s"]
+# / ours["step_s"]:.0f }}%, it would pay. **Ceilings move when something else gets faster.**
 #
-# The last two lines have the same ceiling and very different results. With 64 rows a static cache alone makes decoding
-# slower. {{ assert alone[256] < 1 < whole }} With the decode step compiled as well, the whole training step is {{
-# whole:.2f }} times as fast. A ceiling says what **can** be gained, not how much of it a change delivers. For that you
+# The last two lines have the same ceiling and very different results. A static cache alone makes decoding
+# slower. {{ assert alone[256] < 1 < whole }} Compile the decode step as well, and the whole training step is {{
+# whole:.2f }} times as fast. A ceiling says what you **can** gain, not how much of it a change delivers. For that you
 # must know what the time is spent on (section 3).
 #
-# **Look for** how soon each line bends away from the dotted one, and for the star: TRL as measured.
+# **Look for** where each line bends away from the dotted one, and for the star, which was measured.
 
 # %% tags=["hide-input"]
 # @title Figure: Amdahl's law, and a measured step
 speedups = torch.logspace(0, 2, 60).tolist()
 fig, ax = plt.subplots(figsize=(7, 3.6))
-ax.plot(speedups, speedups, color=BLACK, linestyle=":", label="if the rollout were all")
+ax.plot(speedups, speedups, color=BLACK, linestyle=":", label="if the rollout were all of the step")
 shares = {"TRL": part["trl-default"], "this package": part["rlcourse"]}
 for (name, p), color, style in zip(shares.items(), (VERMILION, GREEN), ("-", "--"), strict=True):
     label = f"H200, {name}: at most {1 / (1 - p):.1f}×"
@@ -276,13 +286,13 @@ plt.show()
 # The rollout became {{ faster:.1f }} times as fast. The law predicts a step that is {{ predicted:.2f }} times as fast;
 # we measured {{ found:.2f }}. {{ assert abs(predicted / found - 1) < 0.03 }}
 #
-# ## 3 · What is it doing?
+# ## 3 · What is the time spent on?
 #
-# Phases say where. A *profiler* says what: it notes every operator that PyTorch runs, with start and duration. Taking
-# notes costs time, so the package's `profile` first times a call without the profiler, then traces it.
+# Phases say where. A *profiler* says what: it records every operator that PyTorch runs, with its start and duration.
+# Recording costs time, so the package's `profile` first times a call without the profiler, then traces it.
 #
-# How many operators does one decode step have? A rollout also reads its prompts first (the *prefill*), so take the
-# difference of two lengths: what both have in common drops out.
+# How many operators does one decode step have? A rollout first reads its prompts (the *prefill*), so subtract a short
+# rollout from a longer one: what they have in common drops out.
 
 # %%
 from rlcourse.measure.profiling import profile
@@ -313,17 +323,17 @@ for rows, seconds in decode_s_of.items():
     print(f"{1e6 * seconds / operators:.1f} µs each")
 
 # %% [markdown]
-# The number of operators hardly depends on the rows. With one row there's hardly anything to compute, and the step
-# still costs something, the price of **calling**: Python calls PyTorch, PyTorch looks up the code for these types and
-# makes room for the result, every time. 16 times as many rows cost {{ decode_s_of[16] / decode_s_of[1]:.1f }} times as
-# much. {{ assert decode_s_of[16] < 8 * decode_s_of[1] }} A program that spends its time on calls is *host-bound*. A GPU
-# makes this worse: it works so much faster, and the host must also launch a *kernel* for each call.
+# The number of operators hardly depends on the number of rows. With one row there's next to nothing to compute, and
+# still the step takes {{ 1e3 * decode_s_of[1]:.1f }} ms. That's the price of **calling**: for each operator Python
+# calls PyTorch, which looks up the code for these types and makes room for the result. 16 times as many rows cost only
+# {{ decode_s_of[16] / decode_s_of[1]:.1f }} times as much. {{ assert decode_s_of[16] < 8 * decode_s_of[1] }} A program
+# that spends its time on calls is *host-bound*. A GPU makes this worse: it computes so much faster, and the host must
+# also launch a *kernel* for each call.
 #
 # ### A trace
 #
-# With `trace=` the profiler writes every event to a file in the JSON format of Chrome. Give it a path of your own and
-# open the file at [ui.perfetto.dev](https://ui.perfetto.dev): nothing is uploaded. Keys `w` and `s` zoom, `a` and `d`
-# move.
+# With `trace=` the profiler writes every event to a file in Chrome's JSON format. Give it a path of your own and open
+# the file at [ui.perfetto.dev](https://ui.perfetto.dev); nothing is uploaded. `w` and `s` zoom, `a` and `d` move.
 
 # %%
 path = Path(tempfile.mkdtemp()) / "decode.json"
@@ -335,9 +345,8 @@ print(f"{len(operators):,} operators, {path.stat().st_size / 1e6:.1f} MB; one of
 print({key: operators[100][key] for key in ("name", "ph", "cat", "ts", "dur")})
 
 # %% [markdown]
-# An event has a name, a start `ts` and a duration `dur` in microseconds. Events of one thread are nested like the calls
-# they come from. **Look for** the pattern that repeats with each layer, and for the white between the bars: there
-# Python is at work.
+# Start `ts` and duration `dur` are in microseconds. Events of one thread are nested like the calls they come from.
+# **Look for** the pattern that repeats with each layer, and for the white gaps, when Python is at work.
 
 # %% tags=["hide-input"]
 # @title Figure: a piece of a decode step
@@ -374,9 +383,9 @@ plt.show()
 # %% [markdown]
 # ### How busy was the GPU?
 #
-# A GPU's trace also has a row of *kernels*, the programs that run on it. The *busy fraction* is the time in which **at
-# least one** of them ran, over the wall time. Kernels of different *streams*, the GPU's queues, can overlap, so adding
-# up their durations hides idle time. What counts is the length of their **union**. **Look for** the black bars.
+# A GPU's trace also has a row of *kernels*, the programs that run on it. The *busy fraction* is the time during which
+# **at least one** of them ran, over the wall time. Kernels in different *streams*, the GPU's queues, can overlap, so
+# adding up durations hides idle time. What counts is the length of their **union**, the black bars below.
 
 # %% tags=["hide-input"]
 # @title Figure: overlap counts once
@@ -394,8 +403,8 @@ ax.set(xlim=(0, 12), xlabel="µs", title=f"{summed:g} µs of kernels, {covered(s
 plt.show()
 
 # %% [markdown]
-# Here's one decode step of `generate` with 16 rows on the H200, in three ways: with its usual *dynamic* cache, which
-# grows with each token; with a static cache; with a static cache and compiled.
+# Here's one decode step of `generate` with 16 rows on the H200, three ways: with its usual *dynamic* cache, which grows
+# with each token; with a static cache; with a static cache and compiled. **Look for** the launches.
 
 # %% tags=["hide-input"]
 # @title Table: three decode steps
@@ -413,25 +422,24 @@ display(Markdown("\n".join([*lines, "", provenance(decode)])))
 eager, static, fused = (RUNGS[name, 16] for name in ("hf-dynamic", "hf-static", "hf-static-compiled"))
 
 # %% [markdown]
-# That's part of what section 2 left open. A static cache alone removes no launches, it adds some; compiling the step
-# leaves {{ fused["launches_a_step"]:.0f }} of {{ static["launches_a_step"]:,.0f }}. {{ assert eager["launches_a_step"]
+# That's part of the answer to section 2. A static cache alone adds launches; compiling the step leaves {{
+# fused["launches_a_step"]:.0f }} of {{ static["launches_a_step"]:,.0f }}. {{ assert eager["launches_a_step"]
 # < static["launches_a_step"] > 10 * fused["launches_a_step"] and static["ms_per_step"] > eager["ms_per_step"] >
 # fused["ms_per_step"] }} Lesson 07 shows how, and how much faster a step can be. Be careful with the busy fraction,
 # though:
 #
-# - **Low busy** says that the GPU waits, but not for what. Usually it's the host. It may also be a copy, or a line that
-#   asks for a number with `.item()`.
-# - **High busy** says little. Each kernel may be waiting for memory, or use a fraction of the chip.
-# - **It's only as good as its window.** Count a short rollout with its prefill, and you haven't measured a decode step.
-#   `nvidia-smi`'s *GPU-Util* averages over all phases.
+# - **A low one** says that the GPU waits, but not for what. Usually it's the host. It may also be a copy, or a line
+#   that asks for a number with `.item()`.
+# - **A high one** says little. Each kernel may be waiting for memory, or using a fraction of the chip.
+# - **It's only as good as its window.** If you include the prefill, you haven't measured a decode step. `nvidia-smi`'s
+#   *GPU-Util* averages over all phases.
 #
 # ### Two traces of a GPU
 #
 # What does a waiting GPU look like? Two traces of a few decode steps of 16 rows on the H200 are in
 # `data/traces/nvidia-h200`, to open in Perfetto yourself. `hf-static-breaks.json.gz` is `generate` with a kernel like
-# the one in our mystery plugged in. `graph.json.gz` is this package's step, recorded as one *CUDA graph*, which replays
-# many launches with one call (lesson 07). Here are 1.5 ms of each.
-# **Look for** the white in the lower lanes.
+# the one in our mystery plugged in. `graph.json.gz` is this package's step, captured as one *CUDA graph*, which replays
+# many launches with one call (lesson 07). Here are 1.5 ms of each. **Look for** the white in the GPU's lanes.
 
 # %% tags=["hide-input"]
 # @title Figure: two traces on one time axis
@@ -455,7 +463,7 @@ for ax, (variant, name) in zip(axes, TRACED.items(), strict=True):
     for (label, spans), lane, color in zip(parts.items(), (1, 0, 0), (VERMILION, BLUE, GREEN), strict=True):
         spans = [((start - begin) / 1e3, us / 1e3) for start, us in spans]
         ax.broken_barh(spans, (lane - 0.35, 0.7), color=color, linewidth=0, label=label)
-    ax.set_yticks([0, 1], ["the GPU works", "the host starts"])
+    ax.set_yticks([0, 1], ["GPU runs", "host launches"])
     ax.set(title=name.replace("`", ""), xlim=(0, 1.5), ylim=(-0.5, 1.5))
 axes[-1].set_xlabel(f"ms, {provenance(traced)}")
 axes[0].legend(ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
@@ -481,21 +489,21 @@ display(Markdown("\n".join([*lines, "", provenance(traced)])))
 # %% [markdown]
 # In the upper trace each kernel comes when the host gets round to it, and for {{ 100 * gap["hf-static-breaks"]:.0f }}%
 # of the step none runs. In the lower one they're back to back, and none runs for {{ 100 * gap["graph"]:.0f }}%. {{
-# assert gap["hf-static-breaks"] > 0.8 and gap["graph"] < 0.2 }} A faster kernel makes a line thinner. It does nothing
-# to the white.<br><small>The profiler slows down the host; the table divides the step's time without it.</small>
+# assert gap["hf-static-breaks"] > 0.8 and gap["graph"] < 0.2 }} A faster kernel makes one line thinner. It does nothing
+# about the white.<br><small>The profiler slows down the host; the table divides the step's time without it.</small>
 #
-# Neither number says how fast the step could be. For that we need a yardstick that doesn't depend on any program.
+# Neither number says how fast the step **could** be. For that we need a yardstick that doesn't depend on any program.
 #
 # ## 4 · The floor
 #
-# To draw one token for each of $N$ rows, a model must read all its weights, and the keys and values of each row's text
-# so far. No program gets around that. Bytes over the machine's bandwidth is a time that no program beats: the *floor*.
-# To count the bytes you need nothing but the config:
+# To sample one token for each of $N$ rows, a model must read all its weights, and the keys and values of each row's
+# text so far. No program gets around that. Bytes over the machine's bandwidth is a time that no program beats: the
+# *floor*. To count the bytes you need nothing but the config:
 #
 # - **layers**: all their weights, read once, whatever $N$ is. That's the whole point of a batch;
 # - **head**, which gives the logits: `vocabulary × hidden`, read once;
-# - **cache**: for each row and layer, the keys and values of all tokens so far read, those of one written: $N \times
-#   (\text{tokens} + 1) \times \text{layers} \times 2 \times \text{kv heads} \times \text{head dim}$ numbers.
+# - **cache**: in each row and layer, the keys and values of all tokens so far are read, and one token's are written: $N
+#   \times (\text{tokens} + 1) \times \text{layers} \times 2 \times \text{kv heads} \times \text{head dim}$ numbers.
 
 # %%
 from rlcourse.measure.roofline import decode_step
@@ -511,11 +519,11 @@ for name, shape, size in (("embedded, float32", small, 4), ("Qwen2.5-0.5B, bfloa
         print(f"{name:22} {rows:2} rows of {context:4} tokens: {parts} MB")
 
 # %% [markdown]
-# From 1 row to 64 only the cache grows. With long texts it's larger than the model: then rows are no longer free.
+# From 1 row to 64 only the cache grows. With long texts it's larger than the model, and rows are no longer free.
 #
-# How fast are bytes? Don't take it from a data sheet. Copy a large piece of memory, and count each byte twice, once
-# read and once written. Multiply two large matrices for FLOP/s. A step must do both, so its floor is the **longer** of
-# the two times.
+# How fast do bytes move? Don't ask the data sheet. Copy a large piece of memory, and count each byte twice, once read
+# and once written. For FLOP/s, multiply two large matrices. A step must do both, so its floor is the **longer** of the
+# two times.
 
 # %%
 from rlcourse.measure.roofline import measure_machine
@@ -529,9 +537,9 @@ for rows in (1, 16, 128):
     print(f"floor {1e6 * machine.floor_seconds(work):5.0f} µs")
 
 # %% [markdown]
-# Stop: is that a floor? "Large" meant far larger than any cache of the processor. But the embedded model is a few
-# megabytes, and may never leave those caches. So measure the rate at **that** size as well. **Look for** how far the
-# rate at the green line is above the dashed one.
+# Stop: is that a floor? "Large" meant far larger than the processor's caches. But the embedded model is a few
+# megabytes, and may never leave them. So measure the rate at **that** size as well. **Look for** how far the curve is
+# above the dashed line where it crosses the green one.
 
 # %% tags=["hide-input"]
 # @title Figure: the rate of a copy by its size
@@ -541,8 +549,8 @@ for size in sizes:
     source = torch.zeros(size // 2, dtype=torch.uint8)
     target = torch.empty_like(source)
     times = max(1, 2**24 // size)  # small copies many times, so that there is something to measure
-    seconds = median_seconds(lambda: [target.copy_(source) for _ in range(times)], cpu, pick(3, 9)) / times  # noqa: B023
-    rates.append(size / seconds)
+    seconds = min(median_seconds(lambda: [target.copy_(source) for _ in range(times)], cpu, 3) for _ in range(3))  # noqa: B023
+    rates.append(size * times / seconds)
 model_bytes = decode_step(small, 1, 0, 4).total_bytes
 near = min(range(len(sizes)), key=lambda i: abs(sizes[i] - model_bytes))
 cached = dataclasses.replace(machine, bytes_per_s=max(rates[near], machine.bytes_per_s))
@@ -557,8 +565,8 @@ ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 plt.show()
 
 # %% [markdown]
-# At the model's size it's {{ cached.bytes_per_s / machine.bytes_per_s:.1f }} times the rate of main memory, so we use
-# that one. A GPU leaves no such doubt: a real model is far larger than its L2 cache.
+# At the model's size the rate is {{ cached.bytes_per_s / machine.bytes_per_s:.1f }} times that of main memory, so the
+# floor uses it. On a GPU there's no such doubt: a real model is far larger than the L2 cache.
 #
 # ### Predict, then measure
 #
@@ -591,12 +599,12 @@ least, most = min(measured), max(measured)
 above = {rows: s / cached.floor_seconds(decode_step(small, rows, context, 4)) for rows, s in measured.items()}
 
 # %% [markdown]
-# With one row the step takes {{ above[least]:.0f }} times its floor: that is the price of calling, as section 3 found.
-# With {{ most }} rows the same calls do more work, and it takes {{ above[most]:.1f }} times. {{ assert above[most] <
-# above[least] }} {{ most // least }} times as many rows take {{ measured[most] / measured[least]:.0f }} times as long.
+# With one row the step takes {{ above[least]:.0f }} times its floor: section 3's price of calling. With {{ most }} rows
+# the same calls do more work, and it takes {{ above[most]:.1f }} times its floor. {{ assert above[most] < above[least]
+# }} {{ most // least }} times as many rows take {{ measured[most] / measured[least]:.0f }} times as long.
 #
-# **Explore** the bytes of a step on any machine. Find out where the cache overtakes the weights, and how far a larger
-# model moves that point.
+# **Explore** the bytes of a step on any machine. Where does the cache overtake the weights, and how far does a larger
+# model move that point?
 
 # %% tags=["hide-input"]
 # @title Explorer: what a decode step moves
@@ -634,8 +642,8 @@ explorer(
 # %% [markdown]
 # ## 5 · Decode and prefill
 #
-# Decoding reads all weights to write one token per row. What if the tokens were already there? The **same tokens**
-# through the **same weights**: one by one over a cache (*decode*), or all in one pass (*prefill*).
+# Decoding reads all weights to write one token per row. What if the tokens were already there? Send the **same tokens**
+# through the **same weights**, one by one over a cache (*decode*) or all in one pass (*prefill*).
 
 # %%
 decoder = engine.decoder
@@ -671,11 +679,11 @@ prefill_bet.result(round(decode_s / prefill_s))
 print(f"one by one {1e3 * decode_s:.1f} ms, at once {1e3 * prefill_s:.2f} ms")
 
 # %% [markdown]
-# That's the asymmetry at the heart of RL. {{ assert decode_s > 4 * prefill_s }} When you **write** a text, tokens come
-# one after the other, since each depends on those before it. When you **learn** from it, or read a prompt, they're all
-# there. A prompt that eight answers share is prefilled once, and its keys and values are given to all
-# eight. And the update is a prefill of finished texts, followed by a backward pass, so each weight it reads serves
-# thousands of tokens:
+# One pass makes its calls once and reads the weights once. That's the asymmetry at the heart of RL. {{ assert decode_s
+# > 4 * prefill_s }} When you **write** a text, tokens come one after another, since each depends on those before it.
+# When you **learn** from it, or read a prompt, they're all there. A prompt that eight answers share is prefilled once,
+# for all eight. And the update is a prefill of finished texts, followed by a backward pass, so each weight it reads
+# serves thousands of tokens:
 
 # %%
 from rlcourse.collect import collect
@@ -688,10 +696,11 @@ print(f"{int(rollout.completion_lengths.max())} times; to learn from them about 
 print(f"once forward and twice backward for each of {passes} micro-batches")
 
 # %% [markdown]
-# *Arithmetic intensity* is FLOP per byte: how much a program computes with each byte it fetches. A machine has one of
-# its own, FLOP/s over bytes per second, called the *ridge*. If nothing else holds a program up, it's *memory-bound*
-# below the ridge and *compute-bound* above it. Draw both limits and you get a roof (Williams et al. 2009). **Look for**
-# where decoding and the update are, and for the two ways up: right along the slope, or straight up to the roof.
+# *Arithmetic intensity* is FLOP per byte: how much a program computes with each byte it reads or writes. A machine has
+# one of its own, FLOP/s over bytes per second, called the *ridge*. If nothing else holds a program up, it's
+# *memory-bound* below the ridge and *compute-bound* above it. Draw both limits and you get a roof (Williams et al.
+# 2009). **Look for** where decoding and the update are, and for the two ways up: right along the slope, or straight up
+# to the roof.
 
 # %% tags=["hide-input"]
 # @title Figure: the roofline of the H200
@@ -701,7 +710,7 @@ peak = max(row["peak_tflops"] for row in updates["results"])
 gpu = roofline.Machine("H200", "bfloat16", 1e9 * decode["setup"]["copy_gb_per_s"], 1e12 * peak)
 points = []
 for rows in (64, 256):
-    row = RUNGS["graph-exact", rows]
+    row = RUNGS[GRAPH, rows]
     work = decode_step(qwen, rows, row["prompt_tokens"] + row["new_tokens"] / 2, 2)
     points.append((f"decode, {rows} rows", work, row["ms_per_step"] / 1e3))
 row = updates["results"][-1]
@@ -730,8 +739,8 @@ intensity = {"decode": points[0][1].intensity, "update": learned.intensity}
 # | in the roofline | far below the roof | near the slope | near the flat part |
 # | what helps | fusing, a CUDA graph, more rows | 8-bit weights, grouped heads, more rows | bfloat16, less padding |
 #
-# The cures don't mix: a faster attention kernel does nothing for a step that waits for Python. The third line needs no
-# tool. Predict with it:
+# Each kind has its own cure: a faster attention kernel does nothing for a step that waits for Python. The line about
+# rows needs no tool, so predict with it:
 
 # %% tags=["hide-input"]
 # @title Your bets
@@ -753,15 +762,16 @@ rows_bet.result(round(more_rows["ms_per_step"]))
 answers_bet.result(round(100 * small_update["update_s"] / large_update["update_s"]))
 
 # %% [markdown]
-# The decode step of 16 rows takes {{ eager["ms_per_step"] / eager["floor_ms"]:.0f }} times its floor: {{ assert
-# eager["ms_per_step"] > 20 * eager["floor_ms"] }} it waits for its launches, and 64 rows have {{
+# The decode step of 16 rows takes {{ eager["ms_per_step"] / eager["floor_ms"]:.0f }} times its floor. {{ assert
+# eager["ms_per_step"] > 20 * eager["floor_ms"] }} It waits for its launches, and 64 rows have only {{
 # more_rows["launches_a_step"] / eager["launches_a_step"]:.1f }} times as many. So **it's host-bound, and rows are
-# free**: the rest is host noise. {{ assert more_rows["ms_per_step"] < 2 * eager["ms_per_step"]
-# }} The update is nearest to compute-bound. Pure compute would take 25% for a quarter of the tokens; we measured {{
-# 100 * small_update["update_s"] / large_update["update_s"]:.0f }}%. {{ assert [r["rows"] for r in (small_update,
-# large_update)] == [16, 64] and 0.25 < small_update["update_s"] / large_update["update_s"] < 0.5 }}
+# free**; a host's speed varies from run to run. {{ assert more_rows["ms_per_step"] < 2 * eager["ms_per_step"] }} The
+# update is close to compute-bound. Pure compute would take 25% for a quarter of the answers; we measured {{ 100 *
+# small_update["update_s"] / large_update["update_s"]:.0f }}%, partly because the optimizer goes through all weights
+# however many answers there are. {{ assert [r["rows"] for r in (small_update, large_update)] == [16, 64] and 0.25 <
+# small_update["update_s"] / large_update["update_s"] < 0.5 }}
 #
-# The order of work, then: phases and Amdahl first, then busy, then the floor. Stop when the floor is near, or when
+# So the order of work is: phases and Amdahl first, then the trace, then the floor. Stop when the floor is near, or when
 # Amdahl says that the rest doesn't matter.
 #
 # ## Check yourself
@@ -784,13 +794,6 @@ answers_bet.result(round(100 * small_update["update_s"] / large_update["update_s
 # <details><summary>Answer</summary>
 # Maybe nearly everything. 98% says that nearly always some kernel ran, not that it did much. Compare the step with its
 # floor.
-# </details>
-#
-# 4. Decoding 16 rows takes 3 ms, 32 rows 3.1 ms. Which kind of slow is it, or which can it not be?
-#
-# <details><summary>Answer</summary>
-# Not compute-bound: the operations doubled. Host-bound, or bound by the bytes of the weights; both are the same for 16
-# and 32 rows. The busy fraction, or the floor, tells which.
 # </details>
 #
 # ## Exercises
