@@ -22,10 +22,8 @@ class OutOfTime(BaseException):
 
 @contextmanager
 def time_limit(seconds: float):
-    """Raise OutOfTime after `seconds`; a limit around this one goes on.
-
-    There is none without SIGALRM: on Windows, or in another thread.
-    """
+    """Raise OutOfTime after `seconds`; a limit around this one goes on. There is none without SIGALRM: on Windows, or
+    in another thread."""
     if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -46,10 +44,8 @@ def time_limit(seconds: float):
 
 
 def gradient(function: Callable, *arguments, wrt: int = 0, **options) -> Tensor:
-    """Gradient of the sum of `function`'s result with respect to argument number `wrt`.
-
-    Raises AssertionError where there is no result, or no gradient flows.
-    """
+    """Gradient of the sum of `function`'s result with respect to argument number `wrt`. Raises AssertionError where
+    there is no result, or no gradient flows."""
     arguments = list(arguments)
     arguments[wrt] = arguments[wrt].detach().clone().requires_grad_()
     with torch.enable_grad():
@@ -65,9 +61,7 @@ def gradient(function: Callable, *arguments, wrt: int = 0, **options) -> Tensor:
 
 def pieces(function: Callable, *arguments) -> list[list[str]]:
     """The graphs into which Dynamo cuts one call, in the order in which they run: the targets of each one's operations.
-
-    What runs outside of any graph is in none of them.
-    """
+    What runs outside of any graph is in none of them."""
     ran: list[list[str]] = []
 
     def backend(graph, inputs):

@@ -1,8 +1,6 @@
 """Ours of what readers change in their loop after lesson 01: the losses of lessons 02 to 04, as `loop.loss` is called.
-
-new, old, ref: log-probs under the policy (with gradient), the one that sampled and the one before training,
-[rows, width - 1], 0 where mask is False; A: advantages, [rows, 1] or [rows, width - 1]. Each returns a scalar.
-"""
+new, old, ref: log-probs under the policy (with gradient), the one that sampled and the one before training, [rows,
+width - 1], 0 where mask is False; A: advantages, [rows, 1] or [rows, width - 1]. Each returns a scalar."""
 
 import torch
 from torch import Tensor

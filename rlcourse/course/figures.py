@@ -1,7 +1,5 @@
-"""How the course's figures look, in one place: `start`, the first cell of every notebook, applies it.
-
-Colours are those of `rlcourse.measure.plots`, which colour-blind readers can tell apart.
-"""
+"""How the course's figures look, in one place: `start`, the first cell of every notebook, applies it. Colours are those
+of `rlcourse.measure.plots`, which colour-blind readers can tell apart."""
 
 DPI = 120
 

@@ -1,7 +1,5 @@
 """`my_loop.py`, the reader's own training loop: saved from the functions of a notebook, found again by later lessons.
-
-The page that it starts from is `rlcourse/course/loop.py`, which also stands in for readers who have not written one.
-"""
+The page that it starts from is `rlcourse/course/loop.py`, which also stands in for readers who have not written one."""
 
 import ast
 import importlib.util
@@ -36,11 +34,9 @@ def load_loop() -> ModuleType:
 
 
 def save_loop(**functions: Callable) -> ModuleType:
-    """Put functions into the reader's loop, each in the place of the one that its keyword names, and load it.
-
-    What a function uses of its notebook goes with it: other functions, numbers, texts and modules. Raises ValueError,
-    in one sentence, for a name that the loop does not have and for a function whose source cannot be found.
-    """
+    """Put functions into the reader's loop, each in the place of the one that its keyword names, and load it. What a
+    function uses of its notebook goes with it: other functions, numbers, texts and modules. Raises ValueError, in one
+    sentence, for a name that the loop does not have and for a function whose source cannot be found."""
     path = loop_file()
     text = (path if path.exists() else OURS).read_text(encoding="utf-8")
     known = defined(OURS.read_text(encoding="utf-8"))

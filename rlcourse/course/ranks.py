@@ -1,8 +1,6 @@
-"""Several processes for a notebook, each a rank of one `torch.distributed` group on the CPU (gloo).
-
-A function of a notebook cannot be started in a new process by Python itself, which finds functions by their module.
-dill, which comes with datasets, packs it with what it refers to.
-"""
+"""Several processes for a notebook, each a rank of one `torch.distributed` group on the CPU (gloo). A function of a
+notebook cannot be started in a new process by Python itself, which finds functions by their module. dill, which comes
+with datasets, packs it with what it refers to."""
 
 import io
 import multiprocessing
@@ -22,10 +20,7 @@ import dill
 
 class Ranks:
     """`size` processes of one thread each, which start at the first `run` and stay until `close`, an error, or the end
-    of this process.
-
-    seconds: how long a run may take.
-    """
+    of this process. seconds: how long a run may take."""
 
     def __init__(self, size: int, seconds: float = 120.0):
         if size < 1:
@@ -36,10 +31,8 @@ class Ranks:
         self.meeting: tempfile.TemporaryDirectory | None = None  # where they find each other
 
     def run(self, function: Callable, *arguments: Any) -> list[Any]:
-        """What `function(rank, *arguments)` returns on each rank, by rank; what it prints there is printed here.
-
-        Raises RuntimeError if it fails on a rank, TimeoutError if it takes too long. All processes are then ended.
-        """
+        """What `function(rank, *arguments)` returns on each rank, by rank; what it prints there is printed here. Raises
+        RuntimeError if it fails on a rank, TimeoutError if it takes too long. All processes are then ended."""
         work = dill.dumps((function, arguments), recurse=True)
         try:
             if not self.processes:

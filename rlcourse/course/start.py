@@ -1,7 +1,5 @@
-"""What every notebook of the course starts with: where it lives, which machine this is, which profile to run.
-
-Imports nothing heavy. The repository's address is here and nowhere else.
-"""
+"""What every notebook of the course starts with: where it lives, which machine this is, which profile to run. Imports
+nothing heavy. The repository's address is here and nowhere else."""
 
 import os
 
@@ -15,9 +13,7 @@ REPOSITORY = "rlcourse/rlcourse"  # on GitHub
 
 def start(version: str) -> None:
     """Check the package against the notebook's `version`, set the look of figures, print the machine and the profile.
-
-    Raises RuntimeError in one sentence if they do not belong together.
-    """
+    Raises RuntimeError in one sentence if they do not belong together."""
     if version != __version__:
         raise RuntimeError(
             f"This notebook belongs to rlcourse {version}, but {__version__} is installed: "
@@ -29,10 +25,8 @@ def start(version: str) -> None:
 
 
 def profile() -> str:
-    """`smoke` where RLCOURSE_PROFILE says so: everything runs, small and fast. Else `full`.
-
-    Raises RuntimeError for a profile that does not exist.
-    """
+    """`smoke` where RLCOURSE_PROFILE says so: everything runs, small and fast. Else `full`. Raises RuntimeError for a
+    profile that does not exist."""
     name = os.environ.get("RLCOURSE_PROFILE", "full")
     if name not in ("smoke", "full"):
         raise RuntimeError(f"Unknown RLCOURSE_PROFILE {name!r}: use smoke or full.")

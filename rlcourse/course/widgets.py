@@ -101,11 +101,9 @@ class Bet:
         return "" if self.value is None else f"your bet: {in_words(self.value, self.unit)}"
 
     def result(self, found: float | str | list[float]) -> None:
-        """Show what came out, and score the bet.
-
-        found: a number, the numbers of several runs, or one of the choices. In a live notebook the result opens when
-        the bet is placed or the reader asks for it; elsewhere it is in a closed <details>.
-        """
+        """Show what came out, and score the bet. found: a number, the numbers of several runs, or one of the choices.
+        In a live notebook the result opens when the bet is placed or the reader asks for it; elsewhere it is in a
+        closed <details>."""
         from IPython.display import HTML, display
 
         ipywidgets, question = live_widgets(), as_html(self.question)
@@ -165,11 +163,9 @@ bets: dict[str, Bet] = {}  # by question: a cell that runs again finds the bet t
 
 
 def bet(question: str, values: tuple | list[str], unit: str = "") -> Bet:
-    """Ask for a prediction before a run and return it.
-
-    values: (start, low, high, step) of a slider, or choices. A bet can be placed once. Without ipywidgets and under
-    RLCOURSE_STATIC=1 (the notebooks that ship) the question is text.
-    """
+    """Ask for a prediction before a run and return it. values: (start, low, high, step) of a slider, or choices. A bet
+    can be placed once. Without ipywidgets and under RLCOURSE_STATIC=1 (the notebooks that ship) the question is
+    text."""
     from IPython.display import Markdown, display
 
     placed = bets.setdefault(question, Bet(question, unit))

@@ -1,7 +1,5 @@
-"""What this machine is: processor, memory, GPUs, driver and library versions. What cannot be found is None.
-
-`doctor` prints these facts, `records` stores some of them with a measurement. None names the host or a folder.
-"""
+"""What this machine is: processor, memory, GPUs, driver and library versions. What cannot be found is None. `doctor`
+prints these facts, `records` stores some of them with a measurement. None names the host or a folder."""
 
 import contextlib
 import importlib.metadata
@@ -60,10 +58,8 @@ def versions() -> dict[str, str | None]:
 
 
 def gpus() -> list[dict[str, Any]]:
-    """The CUDA devices that torch can use: name, memory in bytes, compute capability. Empty if torch has none.
-
-    Raises whatever importing torch raises.
-    """
+    """The CUDA devices that torch can use: name, memory in bytes, compute capability. Empty if torch has none. Raises
+    whatever importing torch raises."""
     import torch
 
     if not torch.cuda.is_available():

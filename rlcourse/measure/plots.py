@@ -1,7 +1,5 @@
-"""Figures used in more than one place. Each is drawn on its own Figure, without a window or global state.
-
-Colours are those of Okabe and Ito, which colour-blind readers can tell apart; line styles and markers differ, too.
-"""
+"""Figures used in more than one place. Each is drawn on its own Figure, without a window or global state. Colours are
+those of Okabe and Ito, which colour-blind readers can tell apart; line styles and markers differ, too."""
 
 import itertools
 import math
@@ -97,10 +95,8 @@ def _draw_validation(axes: Axes, evals: list[dict[str, Any]], measured: dict[str
 
 
 def seed_band(seeds: list[dict[str, Any]]) -> tuple[list[int], list[float], list[float], list[float]]:
-    """Steps at which every seed was evaluated, and the least, mean and greatest accuracy there.
-
-    seeds: the results of a learning curve's record, each with evals: [{"step", "accuracy"}, ...].
-    """
+    """Steps at which every seed was evaluated, and the least, mean and greatest accuracy there. seeds: the results of a
+    learning curve's record, each with evals: [{"step", "accuracy"}, ...]."""
     by_seed = [{row["step"]: row["accuracy"] for row in seed["evals"]} for seed in seeds]
     steps = sorted(set.intersection(*map(set, by_seed)))
     columns = [[accuracy[step] for accuracy in by_seed] for step in steps]
@@ -108,11 +104,8 @@ def seed_band(seeds: list[dict[str, Any]]) -> tuple[list[int], list[float], list
 
 
 def draw_roofline(axes: Axes, machine: "Machine", points: list[tuple[str, "Work", float]]) -> None:
-    """A machine's roof, and where programs stand under it, on logarithmic axes.
-
-    points: (label, what had to be done, seconds it took). To the left of the ridge a program waits for bytes, to the
-    right of it for operations.
-    """
+    """A machine's roof, and where programs stand under it, on logarithmic axes. points: (label, what had to be done,
+    seconds it took). To the left of the ridge a program waits for bytes, to the right of it for operations."""
     intensities = [work.intensity for _, work, _ in points] + [machine.ridge]
     left, right = min(intensities) / 3, max(intensities) * 3
     roof = [left, machine.ridge, right]

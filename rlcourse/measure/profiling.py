@@ -15,12 +15,9 @@ from rlcourse.measure.timing import seconds
 
 @dataclass(frozen=True)
 class Profile:
-    """What one call did, a mean over several.
-
-    seconds: wall time, measured without the profiler. busy: share of it in which the GPU worked, None on a CPU.
-    kernels: GPU kernels, or operators on a CPU. launches: times the host told the GPU to start something; a CUDA graph
-    is one.
-    """
+    """What one call did, a mean over several. seconds: wall time, measured without the profiler. busy: share of it in
+    which the GPU worked, None on a CPU. kernels: GPU kernels, or operators on a CPU. launches: times the host told the
+    GPU to start something; a CUDA graph is one."""
 
     seconds: float
     busy: float | None
@@ -34,10 +31,8 @@ LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpy
 def profile(
     run: Callable[[], object], device: torch.device, repeats: int = 5, trace: str | Path | None = None
 ) -> Profile:
-    """Time `run`, then run it under `torch.profiler`. trace: where to write a Chrome trace, for ui.perfetto.dev.
-
-    The profiler slows the host down, so the time is taken without it; the GPU's kernels are as fast with it.
-    """
+    """Time `run`, then run it under `torch.profiler`. trace: where to write a Chrome trace, for ui.perfetto.dev. The
+    profiler slows the host down, so the time is taken without it; the GPU's kernels are as fast with it."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler writes notes of its own on stderr
     run()
     elapsed = seconds(lambda: [run() for _ in range(repeats)], device) / repeats

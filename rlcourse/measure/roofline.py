@@ -106,10 +106,8 @@ def update(shape: ModelShape, rows: int, length: int, completion: int, checkpoin
 
 
 def measure_machine(device: torch.device, dtype: torch.dtype | None = None, repeats: int = 7) -> Machine:
-    """Measure this machine: the median rate of a large copy, and of a large matrix product in `dtype`.
-
-    dtype: bfloat16 on a GPU and float32 on a CPU if not given. Takes a few seconds.
-    """
+    """Measure this machine: the median rate of a large copy, and of a large matrix product in `dtype`. dtype: bfloat16
+    on a GPU and float32 on a CPU if not given. Takes a few seconds."""
     from rlcourse.measure.records import device_name
 
     on_gpu = device.type == "cuda"

@@ -56,12 +56,9 @@ OTHERS = {
 
 
 def model_shape(name: str) -> ModelShape:
-    """The shape of a model that ships, of a model folder, or of a model on the hub.
-
-    Qwen2.5 0.5B to 7B, Llama-3.2-1B (and -Instruct) and Qwen3-0.6B are known; another hub name is looked up in the
-    cache, then on the network.
-    Raises FileNotFoundError if there is no such model here or there, ValueError if it is of another kind.
-    """
+    """The shape of a model that ships, of a model folder, or of a model on the hub. Qwen2.5 0.5B to 7B, Llama-3.2-1B
+    (and -Instruct) and Qwen3-0.6B are known; another hub name is looked up in the cache, then on the network. Raises
+    FileNotFoundError if there is no such model here or there, ValueError if it is of another kind."""
     known = (QWEN25 | OTHERS).get(name.removesuffix("-Instruct"))
     if known:
         return known

@@ -1,9 +1,6 @@
-"""Traces of a GPU in the format of Chrome, as `profile(..., trace=...)` writes them.
-
-An event is a dict with a name, a category `cat`, a start `ts` and a duration `dur` in microseconds. What the host
-starts on the GPU carries a number, `args["correlation"]`, and so does what then runs there; all kernels of a CUDA graph
-carry that of its one launch.
-"""
+"""Traces of a GPU in the format of Chrome, as `profile(..., trace=...)` writes them. An event is a dict with a name, a
+category `cat`, a start `ts` and a duration `dur` in microseconds. What the host starts on the GPU carries a number,
+`args["correlation"]`, and so does what then runs there; all kernels of a CUDA graph carry that of its one launch."""
 
 import gzip
 import json

@@ -1,8 +1,6 @@
-"""Start a process for somebody else's code: what it sees, what it may take, and how it ends.
-
-On Linux it gets namespaces of its own, from `namespaces.py` or, where the system allows only that, from bubblewrap.
-Elsewhere it is an ordinary process, which the caller may guard.
-"""
+"""Start a process for somebody else's code: what it sees, what it may take, and how it ends. On Linux it gets
+namespaces of its own, from `namespaces.py` or, where the system allows only that, from bubblewrap. Elsewhere it is an
+ordinary process, which the caller may guard."""
 
 import glob
 import importlib.util

@@ -28,11 +28,9 @@ def plain(value: Any) -> Any:
 
 
 def encode(value: Any, most: int = MAX_BYTES) -> bytes:
-    """A value as at most `most` bytes: a length, JSON of that length, the tensors' bytes.
-
-    Tensors, numpy arrays, numbers, strings, bools, None, and tuples, lists and dicts of them. Raises Unreadable for
-    anything else, and for what is too large.
-    """
+    """A value as at most `most` bytes: a length, JSON of that length, the tensors' bytes. Tensors, numpy arrays,
+    numbers, strings, bools, None, and tuples, lists and dicts of them. Raises Unreadable for anything else, and for
+    what is too large."""
     tensors: list[bytes] = []
     text = json.dumps(_tree(value, tensors, 0, most)).encode()
     data = b"".join([struct.pack("<I", len(text)), text, *tensors])

@@ -1,8 +1,5 @@
-"""Tasks: where questions come from and who judges answers.
-
-A task is anything with the attributes of `Task`. `--task mypackage.mytask:task` names one of your own: the task, or a
-function that makes it.
-"""
+"""Tasks: where questions come from and who judges answers. A task is anything with the attributes of `Task`. `--task
+mypackage.mytask:task` names one of your own: the task, or a function that makes it."""
 
 import importlib
 import os
@@ -11,7 +8,7 @@ import sys
 from typing import Any
 
 from rlcourse.interrupts import say
-from rlcourse.tasks.task import (
+from rlcourse.tasks.task import (  # noqa: F401
     Answer,
     Attempt,
     Judgement,
@@ -24,11 +21,6 @@ from rlcourse.tasks.task import (
     prompts_of,
 )
 
-__all__ = [
-    "TASKS", "Answer", "Attempt", "Judgement", "MathTask", "Problem", "Split", "Task", "check_task_name",
-    "in_format", "load_task", "mean_metrics", "object_at", "prompts_of", "task_of",
-]  # fmt: skip
-
 TASKS = {
     "minigsm": "rlcourse.tasks.gsm8k:load_minigsm",  # generated problems that need no download
     "gsm8k": "rlcourse.tasks.gsm8k:load",  # the public data set
@@ -40,18 +32,16 @@ NEEDED = ("name", "metrics", "problems", "prompt", "judge")
 
 
 def check_task_name(name: str) -> None:
-    """Raise ValueError unless `name` is a task that ships or `module:object`, with or without `@folder` after it."""
+    """Raise ValueError unless `name` is a task that ships or `module:object`, maybe with `@folder`."""
     name = name.partition("@")[0]
     if name not in TASKS and not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", name):
         raise ValueError(f"Unknown task {name!r}: use {', '.join(TASKS)}, or module:object for one of your own.")
 
 
 def load_task(name: str) -> Task:
-    """The task called `name`, or the one at `module:object`, which may be in the current folder.
-
-    The object is a task, or a function that makes one from the folder in `name@folder`, None without one. Raises
-    ValueError if there is no such task or if it reads no folder; FileNotFoundError or ValueError for a bad folder.
-    """
+    """The task called `name`, or the task, or function of a folder, at `module:object`. `name@folder`: with its data
+    from there. Raises ValueError if there is no such task or it reads no folder; FileNotFoundError or ValueError for a
+    bad folder."""
     check_task_name(name)
     name, _, folder = name.partition("@")
     found = object_at(TASKS.get(name, name))
@@ -68,11 +58,8 @@ def load_task(name: str) -> Task:
 
 
 def task_of(config: Any) -> Task:
-    """The config's task, with the rewards and the worked examples that it asks for.
-
-    Says which problems are both trained on and tested. Raises what `load_task` does, and ValueError for examples of a
-    task that has none.
-    """
+    """The config's task, with its rewards and worked examples; says which problems are both trained on and tested.
+    Raises what `load_task` does, and ValueError for examples of a task that has none."""
     task = load_task(config.task)
     known = {problem.question for problem in task.problems("train")}
     for split in ("validation", "test"):
@@ -90,10 +77,7 @@ def task_of(config: Any) -> Task:
 
 
 def object_at(place: str) -> Any:
-    """The object at `module:object`; the current folder is searched last.
-
-    Raises ValueError if it isn't there; errors within the module pass through.
-    """
+    """The object at `module:object`, of the current folder, too. Raises ValueError if it isn't there."""
     module, _, path = place.partition(":")
     if os.getcwd() not in sys.path:  # where the `rlcourse` command doesn't look
         sys.path.append(os.getcwd())

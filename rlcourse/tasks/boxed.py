@@ -1,8 +1,5 @@
-r"""Find answers in `\boxed{...}`, and compare mathematics by value with math-verify.
-
-`compare` lets SymPy simplify LaTeX written by a policy, which can take forever or all memory: call it in a process with
-limits, like `rlcourse.tasks.math`.
-"""
+r"""Find answers in `\boxed{...}`, and compare mathematics by value with math-verify. SymPy can take forever or all
+memory to simplify a policy's LaTeX: call `compare` in a process with limits."""
 
 import re
 from dataclasses import replace
@@ -38,8 +35,8 @@ DECIMAL = re.compile(r"(?<![0-9,.])([0-9]+)\.([0-9]+)(?![0-9.])")
 
 
 def last_box(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}` that is closed and not empty, the inner one if nested; None without one.
-    Takes one pass over the text. Escaped braces, `\{` and `\}`, are text."""
+    r"""The content of the last `\boxed{...}` that is closed and not empty, the inner one if nested, in one pass; else
+    None. `\{` and `\}` are text."""
     opened, best = [], (-1, None)
     for token in TOKEN.finditer(text):
         if token[0].endswith("{") and token[0] != r"\{":
@@ -53,8 +50,8 @@ def last_box(text: str) -> str | None:
 
 
 def as_written(answer: str) -> str:
-    r"""The answer without what doesn't change its meaning: dollar signs, `\left` and `\right`, `\text{}` around words,
-    kinds of `\frac`, a full stop at the end, and spaces except between two numbers."""
+    r"""The answer without what doesn't change its meaning: dollar signs, `\left`, `\text{}` around words, kinds of
+    `\frac`, a full stop at the end, and spaces except between two numbers."""
     answer = SPACES.sub("", re.sub(GAP, "|", WRAPPED.sub(r"\1", answer.replace(r"\$", ""))))
     answer = re.sub(r"([_^])\{(\w|\\circ)\}", r"\1\2", re.sub(r"\\[dt]frac", r"\\frac", answer))
     return re.sub(r"(?<!\.)\.$", "", answer)
@@ -91,17 +88,14 @@ def left_to_compute(answer: str, gold: str) -> bool:
     return bool(TO_COMPUTE.search(answer)) and not TO_COMPUTE.search(gold)
 
 
-def as_fraction(decimal: re.Match) -> str:
-    return rf"(\frac{{{decimal[1]}{decimal[2]}}}{{{10 ** len(decimal[2])}}})"
-
-
 def compare(item: tuple[str, str, bool]) -> tuple[bool, str | None]:
-    """(gold, written, boxed) → (right, answer). Whether the answer equals the gold one as mathematics.
+    """(gold, written, boxed) → (right, the answer as read or None). Whether the answer equals the gold one as
+    mathematics.
 
-    boxed: `written` is the answer; else it is a text that ends in it: in dollars, after "the answer is", or the last
-    number. answer: as it was read, or None. Compares integers, fractions, expressions, sets, intervals, inequalities,
-    tuples and matrices exactly, decimals to 6 places at least (`places`); percent signs don't count, nor a unit that
-    only one of the two has. Anything else must be written alike.
+    boxed: `written` is the answer; else a text that ends in it: in dollars, after "the answer is", or the last number.
+    Integers, fractions, expressions, sets, intervals, inequalities, tuples and matrices are compared exactly, decimals
+    to 6 places at least (`places`), without percent signs and a unit that only one has; anything else must be written
+    alike.
     """
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
@@ -122,7 +116,7 @@ def compare(item: tuple[str, str, bool]) -> tuple[bool, str | None]:
     if of_another_kind(as_written(expected), as_written(given)) or bool(LOG.search(gold)) != bool(LOG.search(answer)):
         return False, answer
     pair = [DEGREES.sub("", text) for text in (expected, given)]
-    exact = [DECIMAL.sub(as_fraction, text) for text in pair]
+    exact = [DECIMAL.sub(lambda d: rf"(\frac{{{d[1]}{d[2]}}}{{{10 ** len(d[2])}}})", text) for text in pair]
     for texts in [pair] if exact == pair else [pair, exact]:
         parsed = (parse(in_dollars(text), [latex], parsing_timeout=None) for text in texts)
         precision = {"float_rounding": places(gold, answer), "numeric_precision": DIGITS}

@@ -1,5 +1,4 @@
-"""GSM8K: 8,792 grade-school word problems (Cobbe et al. 2021, arXiv:2110.14168), from the hub or a local folder; and
-`minigsm`, the embedded task in its format, with nothing to download."""
+"""GSM8K (Cobbe et al. 2021, arXiv:2110.14168), from the hub or a local folder; and `minigsm`, which is embedded."""
 
 import os
 import re
@@ -21,14 +20,12 @@ INSTRUCTION = (
 
 
 def load(data_dir: str | None = None) -> MathTask:
-    """The task: 6,961 problems to train on, 512 for validation (the last of the train file) and 1,319 to test.
+    """The task: 6,961 problems to train on, 512 for validation (the last of the train file) and 1,319 to test, without
+    the calculator annotations of worked answers (`48/2 = <<48/2=24>>24`).
 
-    Reads train.jsonl and test.jsonl from `data_dir`, else from the folder that RLCOURSE_GSM8K_DIR names, else loads
-    `openai/gsm8k` through `datasets`. The calculator annotations of worked answers, as in `48/2 = <<48/2=24>>24`, are
-    removed: a model should not write them.
-
-    Raises FileNotFoundError if the folder or a file is missing, ValueError for a line that cannot be used or a train
-    file too small to leave any problem for training, ConnectionError if the hub cannot be read.
+    Reads train.jsonl and test.jsonl from `data_dir`, else from RLCOURSE_GSM8K_DIR, else loads `openai/gsm8k` through
+    `datasets`. Raises FileNotFoundError for a missing file, ValueError for a line that cannot be used or too small a
+    train file, ConnectionError if the hub cannot be read.
     """
     folder = data_dir or os.environ.get(DIR_VARIABLE)
     if folder:
@@ -44,10 +41,8 @@ def load(data_dir: str | None = None) -> MathTask:
 
 
 def load_minigsm(data_dir: str | None = None) -> MathTask:
-    """The problems that ship, which `minigsm.py` made, or those in `data_dir`: train, validation and test.jsonl.
-
-    Raises FileNotFoundError if the folder or a file is missing, ValueError for a line that cannot be used.
-    """
+    """The problems that ship, which `minigsm.py` made, or those of train, validation and test.jsonl in `data_dir`.
+    Raises what `read_problems` does."""
     folder = data_folder() / "minigsm" if data_dir is None else Path(data_dir).expanduser()
     splits = (read_problems(folder / f"{split}.jsonl") for split in ("train", "validation", "test"))
     return MathTask("minigsm", "", *splits)

@@ -22,9 +22,7 @@ GROUPS = re.compile(r"(?<=[0-9])\s(?=[0-9]{3}(?![0-9]))")  # of digits: 12 345
 
 def problem_of(record: dict[str, Any]) -> Problem:
     """The problem in a record with `question`, an `answer` that ends in `#### NUMBER`, and maybe an integer `level`.
-
-    Raises ValueError, with what is wrong.
-    """
+    Raises ValueError, with what is wrong."""
     question, answer = texts_of(record, ("question", "answer"))
     check_columns(record, {"question", "answer"})
     level = record.get("level")
@@ -34,11 +32,9 @@ def problem_of(record: dict[str, Any]) -> Problem:
 def read_problems(
     path: str | Path, of: Callable[[dict[str, Any]], Problem] = problem_of, example: str = EXAMPLE
 ) -> list[Problem]:
-    """The problems in a UTF-8 file with one JSON object per line, like `example`; blank lines are skipped.
-
-    of: makes a problem from a record. Raises FileNotFoundError if there is no such file, ValueError if it can't be
-    read, has no problems, or has a line that can't be used, which the message names.
-    """
+    """The problems in a UTF-8 file with one JSON object per line, like `example`; blank lines are skipped. of: makes a
+    problem from a record. Raises FileNotFoundError if there is no such file, ValueError if it can't be read, has no
+    problems, or has a line that can't be used, which the message names."""
     return [p for _, p in read_each_line(Path(path), lambda line: of(parse_record(line, example)), "problems")]
 
 
@@ -63,10 +59,8 @@ def hold_out(problems: list[Problem], count: int) -> tuple[list[Problem], list[P
 
 
 def read_each_line(path: Path, parse: Callable[[bytes], Parsed], what: str) -> list[tuple[str, Parsed]]:
-    """Each line's place, and what `parse` makes of it; blank lines are skipped. what: a name for the lines.
-
-    Raises like `read_problems`; the place goes in front of a ValueError from `parse`.
-    """
+    """Each line's place, and what `parse` makes of it; blank lines are skipped. what: a name for the lines. Raises like
+    `read_problems`; the place goes in front of a ValueError from `parse`."""
     found = []
     content = read_bytes(path, f"a file of {what} is needed there, one per line")
     # Bytes are split, not text: a file that is not UTF-8 then still has a line to name.

@@ -136,11 +136,9 @@ def key_of(model: str, conversation: Conversation) -> str:
 
 
 def read_scores(text: str, names: Iterable[str]) -> Scores | None:
-    """The scores in a reply: those of its one flat JSON object that has them all, whatever is around it.
-
-    None if there is no such object, or two that differ: one may be quoted from the answer that is judged. What a model
-    thinks before </think> is skipped.
-    """
+    """The scores in a reply: those of its one flat JSON object that has them all, whatever is around it. None if there
+    is no such object, or two that differ: one may be quoted from the answer that is judged. What a model thinks before
+    </think> is skipped."""
     found = []
     for piece in re.findall(r"\{[^{}]*+\}", text.rpartition("</think>")[2]):
         with suppress(ValueError):  # no JSON

@@ -1,8 +1,6 @@
-r"""Mathematics with answers in `\boxed{}`, from the hub or a local folder.
-
-DeepMath-103K to train on (He et al. 2025, arXiv:2504.11456), MATH-500 to test (Hendrycks et al. 2021, arXiv:2103.03874,
-in the choice of Lightman et al. 2023, arXiv:2305.20050).
-"""
+r"""Mathematics with answers in `\boxed{}`, from the hub or a local folder. DeepMath-103K to train on (He et al. 2025,
+arXiv:2504.11456), MATH-500 to test (Hendrycks et al. 2021, arXiv:2103.03874, in the choice of Lightman et al. 2023,
+arXiv:2305.20050)."""
 
 import functools
 import importlib.util
@@ -23,12 +21,16 @@ TAIL = 500  # characters in which an answer without a box is looked for
 INSTRUCTION = r"Solve the problem step by step. Put your final answer within \boxed{}."
 SOLUTIONS = {"solution", *(f"r1_solution_{n}" for n in (1, 2, 3))}  # worked answers, which nothing reads
 EXAMPLE = '{"question": "...", "final_answer": "..."}'
+HUB = (
+    ("zwhe99/DeepMath-103K", "train", ["question", "final_answer", "difficulty"]),
+    ("HuggingFaceH4/MATH-500", "test", ["problem", "answer", "level"]),
+)
 
 
 @dataclass(frozen=True)
 class BoxedTask(MathTask):
-    r"""The strict reading is the last `\boxed{}`; without one, the lenient one takes what looks like an answer in the
-    last `TAIL` characters. Answers are compared by `rlcourse.tasks.boxed.compare`, for at most `SECONDS`."""
+    r"""The strict reading is the last `\boxed{}`; without one, the lenient one looks in the last `TAIL` characters.
+    Answers are compared by `rlcourse.tasks.boxed.compare`, for at most `SECONDS`."""
 
     def verify(self, text: str, gold: str) -> Readings:
         [readings] = self.judge([Attempt(Problem("", "", gold), text, 0, finished=True)], training=True)
@@ -80,11 +82,8 @@ def load(data_dir: str | None = None) -> BoxedTask:
     """The task: about 102,500 problems to train on, 512 for validation (the last of the train file), 500 to test.
 
     Reads train.jsonl and test.jsonl from `data_dir`, with DeepMath's fields (question, final_answer, difficulty) or
-    MATH's (problem, answer, level), else loads both data sets through `datasets`; the first is 2 GB, with three
-    solutions per problem. level: MATH's, 1 to 5, or DeepMath's difficulty, rounded down.
-
-    Raises ValueError if math-verify is missing, a line can't be used, or too few problems are left for training;
-    FileNotFoundError if the folder or a file is missing; ConnectionError if the hub can't be read.
+    MATH's (problem, answer, level), else loads both through `datasets`, 2 GB. Raises ValueError if math-verify is
+    missing, a line can't be used, or too few problems are left for training; FileNotFoundError or ConnectionError.
     """
     if importlib.util.find_spec("math_verify") is None:
         raise ValueError("Task math compares answers with math-verify: `python -m pip install 'rlcourse[math]'`.")
@@ -92,24 +91,16 @@ def load(data_dir: str | None = None) -> BoxedTask:
         remedy = "in --task math@FOLDER, or leave it out to load DeepMath-103K and MATH-500 from the Hugging Face hub"
         train, test = read_train_and_test(data_dir, remedy, problem_of, EXAMPLE)
     else:
-        train, test = _from_hub()
+        remedy = "put train.jsonl and test.jsonl in a folder and name it: --task math@FOLDER"
+        train, test = (
+            [problem_of(row) for row in load_rows(name, remedy, split=split).select_columns(columns)]
+            for name, split, columns in HUB
+        )
     return BoxedTask("math", INSTRUCTION, *hold_out(train, VALIDATION), test)
 
 
-def _from_hub() -> list[list[Problem]]:
-    remedy = "put train.jsonl and test.jsonl in a folder and name it: --task math@FOLDER"
-    found = []
-    for name, split, columns in (
-        ("zwhe99/DeepMath-103K", "train", ["question", "final_answer", "difficulty"]),
-        ("HuggingFaceH4/MATH-500", "test", ["problem", "answer", "level"]),
-    ):
-        rows = load_rows(name, remedy, split=split).select_columns(columns)
-        found.append([problem_of(row) for row in rows])
-    return found
-
-
 def problem_of(record: dict[str, Any]) -> Problem:
-    """The problem in a record with DeepMath's fields or MATH's. Raises ValueError if one is missing, or for others."""
+    """The problem in a record of DeepMath or MATH. Raises ValueError for others."""
     both = ("question", "problem"), ("final_answer", "answer")
     keys = [next((name for name in names if name in record), names[0]) for names in both]
     question, answer = texts_of(record, keys)

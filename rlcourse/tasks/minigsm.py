@@ -1,9 +1,6 @@
-"""Problems of the embedded task: grade-school word problems from templates. `gsm8k.py` loads those that ship.
-
-A problem's identity is its template and its numbers; names and things are decoration. A hash of the identity decides
-its split, so splits never share a problem. Besides train, validation and test there is `sft`, for the warm start's
-demonstrations.
-"""
+"""Problems of the embedded task: grade-school word problems from templates. `gsm8k.py` loads those that ship. A
+problem's identity is its template and its numbers; a hash of it decides its split, so splits never share a problem.
+Split `sft` is for the warm start's demonstrations."""
 
 import hashlib
 import random
@@ -21,7 +18,6 @@ LEVELS = (1, 2, 3, 4)  # the number of steps of a problem
 SPLITS = {"sft": 45, "train": 35, "validation": 8, "test": 12}  # percent of all problems
 LARGEST = 100  # the largest result of a step; the smallest is 2, so that nothing is ever singular
 
-
 BOYS = ["Tom", "Ben", "Sam", "Leo", "Max", "Omar", "Ravi", "Juan"]
 GIRLS = ["Anna", "Mia", "Zoe", "Lily", "Emma", "Nina", "Sara", "Mei"]
 THINGS = ["apples", "books", "cards", "coins", "shells", "stamps", "beads", "stickers", "marbles", "pencils"]
@@ -34,9 +30,9 @@ PARTS = {2: "half", 3: "a third", 4: "a quarter", 5: "a fifth"}
 class Template:
     """One kind of problem. `ranges` bounds each number, ends included; `solve` says which combinations can be used.
 
-    {x} {y} {z} {w} {v} are numbers, and k is a number written as a word: {times} ("three times") or {part} ("a third").
-    {A} {B} {C} are people; {he} {He} {him} stand for {A}; {things} are what they have, in {boxes} (one {box}).
-    A step has its calculation in brackets; r1 is the result of the first step, r2 of the second.
+    {x} {y} {z} {w} {v} are numbers, k one written as a word: {times} ("three times") or {part} ("a third"). {A} {B} {C}
+    are people; {he} {He} {him} stand for {A}; {things} are in {boxes} (one {box}). A step has its calculation in
+    brackets; r1 is the first one's result.
     """
 
     name: str
@@ -59,7 +55,7 @@ class Step(NamedTuple):
 
 
 class Calculation(NamedTuple):
-    """What a step computes: left op right = result."""
+    """left op right = result."""
 
     left: int
     op: str
@@ -72,8 +68,6 @@ class Calculation(NamedTuple):
 
 @dataclass(frozen=True)
 class GeneratedProblem:
-    """A problem with its template's name, its numbers by name and its steps."""
-
     template: str
     numbers: dict[str, int]
     question: str
@@ -81,7 +75,6 @@ class GeneratedProblem:
 
     @property
     def identity(self) -> tuple:
-        """Template and numbers, in its order, which equal problems share."""
         return (self.template, *self.numbers.values())
 
     @property
@@ -93,7 +86,7 @@ class GeneratedProblem:
         return str(solve(self.steps, self.numbers)[-1].result)
 
     def to_problem(self) -> Problem:
-        """The problem with a worked answer: a line per step, then `#### NUMBER`."""
+        """With a worked answer: a line per step, then `#### NUMBER`."""
         lines = [work(step, done) for step, done in zip(self.steps, solve(self.steps, self.numbers), strict=True)]
         return Problem(self.question, "\n".join([*lines, f"#### {self.gold}"]), self.gold, self.level)
 
@@ -106,8 +99,8 @@ def split_of(identity: tuple) -> str:
 
 
 def calculate(left: int, op: str, right: int) -> int | None:
-    """left op right, or None for a calculation that no problem asks for: a product of two numbers above 9, a divisor
-    above 9, a division with a remainder."""
+    """left op right, or None for what no problem asks for: a product of two numbers above 9, a divisor above 9, a
+    remainder."""
     if op == "+":
         return left + right
     if op == "-":
@@ -118,18 +111,15 @@ def calculate(left: int, op: str, right: int) -> int | None:
 
 
 def solve(steps: list[Step], numbers: dict[str, int], slips: dict[int, int] | None = None) -> list[Calculation] | None:
-    """The calculation of each step, or None if one is not asked for (see `calculate`) or leaves 2..LARGEST.
-
-    slips: errors to add to results, by the step's place from 1; later steps go on with the wrong result.
-    """
+    """The calculation of each step, or None if one is not asked for (see `calculate`) or leaves 2..LARGEST. slips:
+    errors to add to results, by the step's place from 1."""
     values, calculations = dict(numbers), []
     for place, step in enumerate(steps, start=1):
-        left, right = values[step.left], values[step.right]
+        left, right, slip = values[step.left], values[step.right], (slips or {}).get(place, 0)
         result = calculate(left, step.op, right)
-        if result is None or not 2 <= result + (slips or {}).get(place, 0) <= LARGEST:
+        if result is None or not 2 <= result + slip <= LARGEST:
             return None
-        result += (slips or {}).get(place, 0)
-        values[f"r{place}"] = result
+        values[f"r{place}"] = result = result + slip
         calculations.append(Calculation(left, step.op, right, result))
     return calculations
 
@@ -160,7 +150,7 @@ def decorate(template: Template, numbers: dict[str, int], rng: random.Random) ->
 
 
 def sample(rng: random.Random, split: str, levels: tuple[int, ...] = LEVELS) -> GeneratedProblem:
-    """Draw one problem of a split: level, then template, then numbers until they can be used and are in the split."""
+    """One problem of a split: level, then template, then numbers until they can be used and are in the split."""
     level = rng.choice(levels)
     template = rng.choice([t for t in TEMPLATES if len(t.steps) == level])
     steps = [parse_step(step) for step in template.steps]
@@ -171,10 +161,8 @@ def sample(rng: random.Random, split: str, levels: tuple[int, ...] = LEVELS) -> 
 
 
 def generate(n: int, seed: int, split: str, levels: tuple[int, ...] = LEVELS) -> list[GeneratedProblem]:
-    """n different problems of a split, the levels taking turns; the same for the same arguments.
-
-    Raises ValueError if the split has fewer problems.
-    """
+    """n different problems of a split, the levels taking turns; the same for the same arguments. Raises ValueError if
+    the split has fewer."""
     rng, found, misses = random.Random(seed), {}, 0
     while len(found) < n:
         level = levels[len(found) % len(levels)]

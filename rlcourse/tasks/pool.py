@@ -1,11 +1,6 @@
-"""Judges in processes of their own: one that hangs, dies or takes all memory costs its candidate alone.
-
-    pool = JudgePool("rlcourse.tasks.boxed:compare", processes=4, seconds=5)
-    results = pool.map(items)  # in their order; a Failed where there is none
-
-The function is named, not given, so that a process imports only its module: no torch, no GPU, nothing of the caller's
-main program. This keeps slow and broken judges apart; it is not a sandbox for code that means harm.
-"""
+"""Judges in processes of their own: one that hangs, dies or takes all memory costs its candidate alone. The function is
+named, not given, so that a process imports only its module: no torch, no GPU. This keeps slow and broken judges apart;
+it is not a sandbox for code that means harm."""
 
 import contextlib
 import os
@@ -34,16 +29,13 @@ class Failed:
 
 
 class JudgePool:
-    """Calls `function` ("module:name") on items, in at most `processes` at a time, for `seconds` each.
-
-    memory_gb: address space per process. Processes start when they are needed, wait for the next items, and end with
-    the pool or with this process.
-    """
+    """Calls `function` ("module:name") on items, in at most `processes` at a time, for `seconds` each. memory_gb:
+    address space per process. Processes start when needed and end with the pool or with this process."""
 
     def __init__(self, function: str, processes: int, seconds: float, memory_gb: float | None = None):
         object_at(function)  # raises ValueError here, where somebody reads it, if there is no such function
         self.workers = [Worker(function, memory_gb, seconds) for _ in range(processes)]
-        self.close = weakref.finalize(self, _stop, self.workers)
+        self.close = weakref.finalize(self, lambda workers: [worker.stop() for worker in workers], self.workers)
 
     def map(self, items: list) -> list[Any]:
         """The function's result for each item, or `Failed`. Items and results must be picklable."""
@@ -133,8 +125,3 @@ def serve(file_descriptor: int, function: str, memory_gb: float | None, seconds:
             except Exception as error:
                 connection.send((False, f"{type(error).__name__}: {error}"))
             signal.alarm(0)
-
-
-def _stop(workers: list[Worker]) -> None:
-    for worker in workers:
-        worker.stop()

@@ -11,8 +11,8 @@ from rlcourse.tasks.task import Problem, Task, prompts_of
 
 
 def short_enough(problems: list[Problem], task: Task, policy: Policy, config: TrainConfig) -> list[Problem]:
-    """The problems whose prompts fit `max_prompt_tokens`. Raises ValueError if they are too few for a step, or if one
-    of them and its completion has more tokens than the model has positions."""
+    """The problems whose prompts fit `max_prompt_tokens`. Raises ValueError if they are too few for a step, or too long
+    with their completions for the model's positions."""
     limit, needed = config.max_prompt_tokens, config.num_prompts
     if len(problems) < needed:
         raise ValueError(f"There are {len(problems)} training problems, fewer than num_prompts {needed}: lower it.")
@@ -41,13 +41,9 @@ class PromptSampler:
 
     def sample(self, count: int) -> list[Problem]:
         """The next `count` problems."""
-        sampled = [self._at(self.position + i) for i in range(count)]
+        places = [divmod(self.position + i, len(self.problems)) for i in range(count)]
         self.position += count
-        return sampled
-
-    def _at(self, position: int) -> Problem:
-        epoch, index = divmod(position, len(self.problems))
-        return self.problems[self._permutation(epoch)[index]]
+        return [self.problems[self._permutation(epoch)[index]] for epoch, index in places]
 
     @lru_cache(maxsize=2)  # noqa: B019 (the object lives as long as the run)
     def _permutation(self, epoch: int) -> list[int]:

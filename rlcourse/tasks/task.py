@@ -1,8 +1,5 @@
-"""What a task is: problems, prompts for them, and a judge.
-
-Only the task knows what it measures: step, evaluation, logs and figures use the metrics of its verdicts. A task of your
-own is an object with the attributes of `Task`, like `MathTask`.
-"""
+"""What a task is: problems, prompts for them, and a judge. Only the task knows what it measures: step, evaluation, logs
+and figures use the metrics of its verdicts."""
 
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -19,8 +16,8 @@ Split = Literal["train", "validation", "test"]
 
 @dataclass(frozen=True)
 class Problem:
-    """A question, a worked answer or "", and the right answer, as text. A task may have a class of its own with at
-    least `question`, `gold` and `level`. level: evaluations report metrics per level as well."""
+    """A question, a worked answer or "", and the right answer. A task may have a class of its own with `question`,
+    `gold` and `level`, by which evaluations report metrics as well."""
 
     question: str
     answer: str
@@ -40,11 +37,9 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A task's verdict on an attempt; anything with these attributes will do.
-
-    right: what pass@k counts. metrics: the task's, by name, None where there is nothing to measure; means leave None
-    out. reward: what training maximizes. words: the verdict for a reader, such as "wrong".
-    """
+    """A task's verdict on an attempt; anything with these attributes will do. right: what pass@k counts. metrics: None
+    where there is nothing to measure. reward: what training maximizes. words: the verdict for a reader, such as
+    "wrong"."""
 
     right: bool
     metrics: dict[str, float | None]
@@ -66,29 +61,21 @@ class Answer(Attempt):
 
 
 class Task(Protocol):
-    """What the trainer needs of a task.
-
-    metrics: the names of its verdicts' metrics, each with its format, such as ".1%" for a share and ".2f" for a ratio.
-    The first one rates a policy in one number.
-    """
+    """What the trainer needs of a task. metrics: each with its format, such as ".1%"; the first one rates a policy."""
 
     name: str
     metrics: dict[str, str]
 
     def problems(self, split: Split) -> list[Problem]: ...
 
-    def prompt(self, problem: Problem, policy: "Policy") -> list[int]:
-        """The token ids that the policy continues."""
-        ...
+    def prompt(self, problem: Problem, policy: "Policy") -> list[int]: ...
 
     def judge(self, attempts: list[Attempt], training: bool) -> list[Judgement]:
-        """A verdict, with its reward, per attempt; an evaluation (`training` is False) may look more closely."""
+        """A verdict per attempt; an evaluation (`training` is False) may look more closely."""
         ...
 
 
-class ListTask:
-    """A task with lists of problems as attributes named after the splits."""
-
+class ListTask:  # with lists of problems as attributes named after the splits
     def problems(self, split: Split) -> list[Problem]:
         if split not in ("train", "validation", "test"):
             raise ValueError(f"Unknown split {split!r}: use train, validation or test.")
@@ -97,11 +84,9 @@ class ListTask:
 
 @dataclass(frozen=True)
 class MathTask(ListTask):
-    """A task whose answers are numbers, judged by `rlcourse.tasks.verify`.
-
-    instruction: the prompt's system turn, "" for none. examples: problems shown before the question with their worked
-    answers. rewarded and reward_format: what is right, and what is paid, see `Readings`.
-    """
+    """A task whose answers are numbers, judged by `rlcourse.tasks.verify`. instruction: the prompt's system turn, ""
+    for none. examples: shown before the question with their worked answers. rewarded and reward_format: see
+    `Readings`."""
 
     name: str
     instruction: str
@@ -113,10 +98,8 @@ class MathTask(ListTask):
     reward_format: float = 0.0
 
     def with_settings(self, config: "TrainConfig") -> "MathTask":
-        """The task with the config's rewards, and its first training problems as examples instead of for training.
-
-        Raises ValueError if there are too few worked answers.
-        """
+        """The task with the config's rewards, and its first training problems as examples. Raises ValueError if they
+        are too few."""
         shown, rest = self.train[: config.examples], self.train[config.examples :]
         if len(shown) < config.examples or not all(problem.answer.strip() for problem in shown):
             raise ValueError(f"Task {self.name} has no {config.examples} worked answers to show: use --examples 0.")

@@ -21,34 +21,25 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 576) -> PreTrainedTokenizerFast:
-    """A left-padding tokenizer of at most `vocab_size` entries, or fewer if the texts have nothing left to merge.
-
-    pad is <|endoftext|>, eos is <|im_end|>. The same texts give the same tokenizer. Text in Unicode's composed form
-    (NFC) survives encoding and decoding; other text comes back composed, as with Qwen2. Raises ValueError for a
-    `vocab_size` below the 256 bytes and 3 special tokens.
-    """
+    """A left-padding tokenizer of at most `vocab_size` entries; pad is <|endoftext|>, eos is <|im_end|>. The same texts
+    give the same tokenizer. Text that isn't in Unicode's composed form (NFC) comes back composed, as with Qwen2. Raises
+    ValueError for a `vocab_size` below the 256 bytes and 3 special tokens."""
     if vocab_size < SMALLEST:
         raise ValueError(f"vocab_size must be at least {SMALLEST} (256 bytes, 3 special tokens), not {vocab_size}.")
     # Qwen2's own class, because `AutoTokenizer` loads any tokenizer beside a Qwen2 model with it. An empty one brings
     # Qwen2's split pattern, byte-level coding and NFC; the merges are learned here.
     tokenizer = Qwen2Tokenizer().backend_tokenizer
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[PAD, START, END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+    letters, special = pre_tokenizers.ByteLevel.alphabet(), [PAD, START, END]
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size, special_tokens=special, initial_alphabet=letters, show_progress=False
+        ),
     )
-    tokenizer.train_from_iterator(texts, trainer)
     bpe = json.loads(tokenizer.to_str())["model"]
-    return Qwen2Tokenizer(
-        vocab=bpe["vocab"],
-        merges=[tuple(pair) for pair in bpe["merges"]],
-        pad_token=PAD,
-        eos_token=END,
-        extra_special_tokens=[START],
-        padding_side="left",
-        chat_template=CHAT_TEMPLATE,
-    )
+    tokens = {"pad_token": PAD, "eos_token": END, "extra_special_tokens": [START]}
+    merges = [tuple(pair) for pair in bpe["merges"]]
+    return Qwen2Tokenizer(vocab=bpe["vocab"], merges=merges, padding_side="left", chat_template=CHAT_TEMPLATE, **tokens)
 
 
 def kernel_tokenizer() -> PreTrainedTokenizerFast:

@@ -1,15 +1,12 @@
-r"""The reward of word problems: read the final number of a completion and compare it with the gold answer, exactly.
+"""The reward of word problems: read the final number of a completion and compare it with the gold answer, exactly.
 
-There are two readings. The strict one takes the last `#### NUMBER`, GSM8K's own convention and what the model is asked
-to write. The lenient one also takes `\boxed{}`, "the answer is ..." and, failing these, the last number in the text.
+A number is ASCII digits, with an optional sign (+, - or one of Unicode's), currency sign ($, €, £) and decimal part,
+and commas only where they group by threes: `1,234` is one number, `3, 4` and `12,34` are two. A minus after a digit, a
+letter or a bracket subtracts: `10-3` ends in 3. `3/4` without spaces is a fraction, `3/0` no number. Percent signs and
+words are units: 50% is 50, 3 million is 3. Not read are `10^3`, `1e3`, `5²`, `2½`, and mixed numbers: `1 1/2` ends in
+1/2.
 
-A number is ASCII digits, with an optional sign (+, - or one of Unicode's), an optional currency sign ($, €, £), an
-optional decimal part, and commas only where they group by threes: `1,234` is one number, `3, 4` and `12,34` are two. A
-minus after a digit, a letter or a bracket subtracts: `10-3` ends in 3. `3/4` without spaces is a fraction, `3/0` is no
-number. A percent sign is a unit like any other (50% is 50), and so are words: 3 million is 3. Powers and fractions of
-one character are not read: `10^3`, `1e3`, `5²`, `2½`. Mixed numbers neither: `1 1/2` ends in 1/2.
-
-Every pattern here takes time linear in the length of the text: repeats are possessive (`*+`, `++`), so none backtracks.
+Every pattern takes time linear in the length of the text: repeats are possessive (`*+`, `++`), so none backtracks.
 """
 
 import re
@@ -45,7 +42,7 @@ GROUPING = re.compile(r"\{,\}|\\[!,]|(?<=[0-9])['’\u00a0\u2009\u202f](?=[0-9]{
 
 @dataclass(frozen=True)
 class Readings:
-    """The two readings of a completion, a verdict. An answer that is right strictly is right leniently, too."""
+    """The two readings of a completion, a verdict. Right strictly is right leniently, too."""
 
     strict: bool  # the number found by this reading equals the gold answer
     lenient: bool
@@ -82,10 +79,8 @@ CUT_OFF = Readings(strict=False, lenient=False, formatted=False, answer=None)  #
 
 
 def verify(text: str, gold: str) -> Readings:
-    """Judge a completion against the gold answer, a number as text with commas or without, by value.
-
-    1,234.00 equals 1234 and 0.5 equals 1/2. Never raises for any `text`; raises ValueError if `gold` is not a number.
-    """
+    """Judge a completion against the gold answer, a number as text, by value: 1,234.00 equals 1234 and 0.5 equals 1/2.
+    Never raises for any `text`; raises ValueError if `gold` is not a number."""
     expected = to_number(gold)
     if expected is None:
         raise ValueError(f"The gold answer {gold!r} is not a number: a problem needs one, such as 1,234 or 3/4.")
@@ -98,29 +93,22 @@ def verify(text: str, gold: str) -> Readings:
 
 
 def extract_strict(text: str) -> str | None:
-    r"""The number of the last readable `#### NUMBER`, as plain text (`#### $1,234.00` gives "1234.00"), or None.
+    r"""The number of the last readable `#### NUMBER`, GSM8K's own form, as plain text (`#### $1,234.00` gives
+    "1234.00"), or None.
 
-    Exactly four #, anywhere in a line, then spaces or tabs, then the number. The rest of that line may hold a unit
-    without digits and a full stop, nothing else:
-
-    - read: `#### 12`, `#### 12.`, `#### $12`, `#### -3`, `#### 1/2`, `#### 12 apples.`, `#### 60 km/h`, `#### 50%`;
-    - not read: `####12`, `##### 12`, `#### twelve`, `#### x = 12`, `#### 3 4`, `#### 5 + 7 = 12`, `#### 1. Add both`,
-      `#### 1,23`, `#### 1e3`, `#### 3/0`, `#### **12**`.
-
-    What is not read is passed over, so an earlier `#### NUMBER` counts. GSM8K's own grader (Cobbe et al. 2021,
-    arXiv:2110.14168) takes the first match of `#### (\-?[0-9\.\,]+)`: it ignores the rest of the line and refuses a
+    Exactly four #, anywhere in a line, then spaces or tabs, then the number. The rest of the line may hold a unit
+    without digits and a full stop, nothing else: `#### 12 apples.`, `#### 60 km/h`, `#### 50%` are read; `####12`,
+    `#### x = 12`, `#### 5 + 7 = 12`, `#### 1. Add both`, `#### **12**` are passed over, so an earlier one counts.
+    GSM8K's own grader takes the first match of `#### (\-?[0-9\.\,]+)`: it ignores the rest of the line and refuses a
     currency sign.
     """
     return _first_readable(reversed(STRICT.findall(text)))
 
 
 def extract_lenient(text: str) -> str | None:
-    r"""The final number of a text, however it is announced, as plain text; None if there is no number.
-
-    The first of these that yields one: the strict reading; the last number in the last `\boxed{}` that holds any
-    (`\boxed{\$1,234}`, `\boxed{\frac{3}{4}}`); the first number after the last "answer is" that has one on its line;
-    the last number in the text.
-    """
+    r"""The final number of a text, however it is announced, as plain text; None if there is no number. The first of
+    these that yields one: the strict reading; the last number in the last `\boxed{}` that holds any; the first number
+    after the last "answer is" that has one on its line; the last number in the text."""
     strict = extract_strict(text)
     if strict is not None:
         return strict

@@ -91,10 +91,8 @@ class Result:
 
 
 class Local:
-    """The reader's function in this process. What it returns is taken as the grader takes it from another.
-
-    kernels: whether it makes kernels, which need a compiler (`rlcourse.course.checks.kernels`).
-    """
+    """The reader's function in this process. What it returns is taken as the grader takes it from another. kernels:
+    whether it makes kernels, which need a compiler (`rlcourse.course.checks.kernels`)."""
 
     kernels = False
 
@@ -135,10 +133,8 @@ def copied(value):
 
 class Question:
     """One exercise. name: as in `check.q1`; function: what the reader writes; hint: shown while nothing is written.
-
     seconds: how long one case may take; all of them together may take three times that. caller: how the function is
-    called in a notebook.
-    """
+    called in a notebook."""
 
     def __init__(self, name: str, function: str, hint: str, seconds: float = 10, caller: type | None = None):
         self.name, self.function, self.hint, self.seconds = name, function, hint, seconds

@@ -1,8 +1,6 @@
 """Checks of kernels: a reader's kernel arrives as data, from this process or from that of the grader, and its PTX runs
-in the interpreter on tensors that the reader's code never sees.
-
-The PTX of somebody else's process may be any text, so sizes have limits, and whatever goes wrong is the kernel's fault.
-"""
+in the interpreter on tensors that the reader's code never sees. The PTX of somebody else's process may be any text, so
+sizes have limits, and whatever goes wrong is the kernel's fault."""
 
 import linecache
 import math
@@ -60,10 +58,8 @@ class Traced:
 
     def run(self, tensors: dict[str, Tensor], order: str = "lockstep", seed: int = 0) -> ptx.Report:
         """Run the kernel in the interpreter on CPU tensors, by name; it changes the last one in place, and no other.
-
         Raises PTXError for its mistakes, with the line of Python where the PTX knows it, AssertionError with a sentence
-        where it cannot run on these tensors.
-        """
+        where it cannot run on these tensors."""
         try:
             report = self._run(tensors, order, seed)
         except ptx.PTXError as error:

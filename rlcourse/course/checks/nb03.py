@@ -179,9 +179,7 @@ GRADIENT_MISTAKES = {
 
 def group_gradients(logits: Tensor, rewards: Tensor, n: int, wrong: str = "") -> Tensor:
     """Expected gradients with group-centred and with normalised advantages, or with a mistake: [2, actions], float64.
-
-    By how often each action occurs in a group.
-    """
+    By how often each action occurs in a group."""
     pi, rewards = logits.double().softmax(0), rewards.double()
     found, eps = torch.zeros(2, len(pi), dtype=torch.float64), 1e-9 if wrong == "no eps" else EPS
     for counts in itertools.product(range(n + 1), repeat=len(pi)):

@@ -118,9 +118,7 @@ FIVE = "return one of the five numbers"
 
 def sample_with(what: int, strength: float, hot: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probs as the engine has them and as training has them, nan after the end, and the mask of real tokens.
-
-    strength: from 0 to 1, how strongly the engine differs. hot: whether a temperature is above 1.
-    """
+    strength: from 0 to 1, how strongly the engine differs. hot: whether a temperature is above 1."""
     rows, length = 12, 24
     logits = 2.5 * torch.randn(rows, length + 1, 60)
     of_engine = logits

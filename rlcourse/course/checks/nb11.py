@@ -102,10 +102,8 @@ ADMISSION = {
 
 
 def blocks_after(running: list[int], starts: list[tuple[int, int]], block: int, steps: int, mistake: str = "") -> int:
-    """Blocks that are in use after `steps` steps, beyond those in use now: each is counted where a token lies.
-
-    starts: (number of the prompt, its tokens) of each answer that is admitted.
-    """
+    """Blocks that are in use after `steps` steps, beyond those in use now: each is counted where a token lies. starts:
+    (number of the prompt, its tokens) of each answer that is admitted."""
     if mistake == "pooled":
         now = sum(running)
         later = now + steps * len(running) + sum(dict(starts).values()) + steps * len(starts)

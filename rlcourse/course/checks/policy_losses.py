@@ -34,10 +34,8 @@ SAID = {
 def policy_loss(
     new, old, ref, A, mask, wrong: Names = (), clip: float | None = CLIP, grpo: bool = False, limit: int = LIMIT
 ) -> Tensor:
-    """A scalar from log-probs [rows, width] and advantages [rows, 1 or width].
-
-    clip: None for REINFORCE; grpo: with a KL, and the mean of each answer in place of its sum over `limit`.
-    """
+    """A scalar from log-probs [rows, width] and advantages [rows, 1 or width]. clip: None for REINFORCE; grpo: with a
+    KL, and the mean of each answer in place of its sum over `limit`."""
     total, (rows, width) = torch.zeros((), dtype=torch.float64), mask.shape
     for i, real in enumerate(mask):
         keep = torch.ones_like(real) if "mask" in wrong else real

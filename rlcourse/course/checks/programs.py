@@ -13,9 +13,8 @@ Program = list[tuple[int, int]]  # of a rank: kind and peer of each step
 
 def reached(kinds: Tensor, peers: Tensor, mistake: str = "") -> list[int]:
     """Steps done by each rank: a step is done if what it is matched with exists, and all steps before either are done.
-
-    The k-th send of a to b is matched with the k-th receive of b from a, the k-th all-reduce with those of all ranks.
-    """
+    The k-th send of a to b is matched with the k-th receive of b from a, the k-th all-reduce with those of all
+    ranks."""
     kinds, peers = kinds.tolist(), peers.tolist()
     met: dict[tuple, list[tuple[int, int]]] = {}  # steps that happen together
     for rank, program in enumerate(kinds):

@@ -1,8 +1,5 @@
-"""Grade one exercise notebook, or a folder of them.
-
-On Linux a notebook's code runs where there is nothing to steal or to break (`isolation`). Elsewhere the report says
-what is not isolated: hostile code belongs in a container there.
-"""
+"""Grade one exercise notebook, or a folder of them. On Linux a notebook's code runs where there is nothing to steal or
+to break (`isolation`). Elsewhere the report says what is not isolated: hostile code belongs in a container there."""
 
 import copy
 import os
@@ -92,10 +89,8 @@ def new_seed() -> int:
 
 
 def printable(text: str) -> str:
-    """A text of somebody else's on one line, at most 1000 characters of it.
-
-    Without those that steer a terminal, break XML, or look like the next line of a report.
-    """
+    """A text of somebody else's on one line, at most 1000 characters of it. Without those that steer a terminal, break
+    XML, or look like the next line of a report."""
     return "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text[:1000])
 
 
@@ -111,11 +106,9 @@ def no_kernels(way: str) -> str:
 
 
 def load_questions(name: str, hidden: Path | None) -> list[Question]:
-    """The questions of a check module, in order, with the cases that `hidden/nbNN.py` adds:
-    `@q1.case(..., hidden=True)`.
-
-    The module itself stays as it is. Raises FileNotFoundError without such a file, ValueError if it fails.
-    """
+    """The questions of a check module, in order, with the cases that `hidden/nbNN.py` adds: `@q1.case(...,
+    hidden=True)`. The module itself stays as it is. Raises FileNotFoundError without such a file, ValueError if it
+    fails."""
     asked = questions(name)
     public = [list(question.cases) for question in asked]
     try:
@@ -137,11 +130,9 @@ def add_hidden_cases(file: Path) -> None:
 
 
 def grade_folder(folder: Path, hidden: Path | None = None, seed: int | None = None, **options) -> Iterator[Report]:
-    """Grade every notebook in a folder and the folders in it, by name, all with one seed.
-
-    One that cannot be graded earns nothing, and its report says why. Raises ValueError for a folder without notebooks,
-    FileNotFoundError where `hidden` is not a folder.
-    """
+    """Grade every notebook in a folder and the folders in it, by name, all with one seed. One that cannot be graded
+    earns nothing, and its report says why. Raises ValueError for a folder without notebooks, FileNotFoundError where
+    `hidden` is not a folder."""
     check_possible(options.get("memory_gb", 2.0))
     notebooks = sorted(path for path in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
     if not notebooks:

@@ -1,7 +1,5 @@
-"""Where a notebook's code runs: which files it sees, and what it may take.
-
-On Linux that is in namespaces of its own (`rlcourse.sandbox`). Elsewhere it is an ordinary process, and `way` says why.
-"""
+"""Where a notebook's code runs: which files it sees, and what it may take. On Linux that is in namespaces of its own
+(`rlcourse.sandbox`). Elsewhere it is an ordinary process, and `way` says why."""
 
 import functools
 

@@ -1,7 +1,5 @@
-"""What the grader takes from a submitted notebook: which exercises it holds, and which of its cells to run.
-
-The file is read as JSON and nothing in it is trusted. Its code is not even parsed here, but by the worker.
-"""
+"""What the grader takes from a submitted notebook: which exercises it holds, and which of its cells to run. The file is
+read as JSON and nothing in it is trusted. Its code is not even parsed here, but by the worker."""
 
 import importlib.util
 import json
@@ -42,10 +40,8 @@ def student_cells(notebook: dict) -> list[Cell]:
 
 
 def checks_module(notebook: dict, path: Path) -> str:
-    """The module of `rlcourse.course.checks` that belongs to a notebook, such as "nb02".
-
-    Found by the notebook's metadata, else by its import of the checks, else by its file name. Raises ValueError.
-    """
+    """The module of `rlcourse.course.checks` that belongs to a notebook, such as "nb02". Found by the notebook's
+    metadata, else by its import of the checks, else by its file name. Raises ValueError."""
     metadata = notebook.get("metadata")
     named = metadata.get("rlcourse") if isinstance(metadata, dict) else None
     named = named if isinstance(named, dict) else {}

@@ -15,11 +15,9 @@ class Died(Exception):
 
 
 class Remote:
-    """The function that a notebook checks, for the cases of one question. run: the notebook's `student.Run`.
-
-    A call raises NotImplementedError for a hole, AssertionError with a sentence for everything else that goes wrong.
-    A case that ends the process, or hangs so that nothing stops it, takes the rest of the question with it.
-    """
+    """The function that a notebook checks, for the cases of one question. run: the notebook's `student.Run`. A call
+    raises NotImplementedError for a hole, AssertionError with a sentence for everything else that goes wrong. A case
+    that ends the process, or hangs so that nothing stops it, takes the rest of the question with it."""
 
     def __init__(self, run: Any):
         self.run, self.deadline = run, 0.0

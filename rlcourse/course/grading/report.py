@@ -13,10 +13,8 @@ from rlcourse.files import write_text
 
 def run_grade(submission: Path, junit: Path | None = None, csv_file: Path | None = None, **options) -> None:
     """`rlcourse grade`: print what a notebook, or each notebook of a folder, earned, and write what is asked for.
-
     csv_file: grades.csv for a folder if not given. options: as `grade` has them. The files are written after each
-    notebook, as a class takes long.
-    """
+    notebook, as a class takes long."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without a sign that a reader used
     folder, reports = submission.is_dir(), []

@@ -1,8 +1,6 @@
 """A notebook's run, seen from the grader: cells go to the worker one by one, and questions are judged as it gets there.
-
 Whatever comes back is data. A worker that ends, hangs or writes nonsense is replaced by a new one, which runs the cells
-again without the one that was to blame; what was judged stays judged.
-"""
+again without the one that was to blame; what was judged stays judged."""
 
 import hashlib
 import pickle
@@ -38,10 +36,8 @@ class Worker(Child):
             raise RuntimeError(f"The process for the notebook's code did not start. {self.last_words}") from None
 
     def ask(self, request: Any, seconds: float) -> Any:
-        """The answer to a request. Where there is none, the process is ended: what it writes later is lost.
-
-        Raises TimeoutError after `seconds`, Died with a sentence where the process ended or cannot be understood.
-        """
+        """The answer to a request. Where there is none, the process is ended: what it writes later is lost. Raises
+        TimeoutError after `seconds`, Died with a sentence where the process ended or cannot be understood."""
         deadline, message = time.monotonic() + seconds, pickle.dumps(request)
         try:
             if seconds <= 0:
@@ -65,9 +61,7 @@ class Worker(Child):
 
 class Run:
     """A notebook, run for its questions. results: by question, as they are judged; said: by cell, what is to be told.
-
-    setup: what every worker is told. A question that is checked several times has the last verdict.
-    """
+    setup: what every worker is told. A question that is checked several times has the last verdict."""
 
     def __init__(self, cells: list[Cell], questions: list[Question], way: str, setup: dict):
         self.cells, self.questions, self.way = cells, {q.name: q for q in questions}, way
@@ -129,10 +123,8 @@ class Run:
             raise
 
     def _follow(self, request: list, reached: Counter) -> list:
-        """Send a request, judge the questions that are reached on the way, and return what is to be said of it.
-
-        Raises Died or TimeoutError where the worker is lost.
-        """
+        """Send a request, judge the questions that are reached on the way, and return what is to be said of it. Raises
+        Died or TimeoutError where the worker is lost."""
         seconds = 2 * CELL_SECONDS
         answer = self.worker.ask(request, min(seconds, self.left))
         while isinstance(answer, dict) and (name := str(answer.get("check"))) in self.questions:
@@ -167,11 +159,8 @@ class Run:
 
 
 def derived(seed: int, name: str) -> int:
-    """A seed that follows from `seed` and a name, from which nobody finds `seed` or those of other names.
-
-    The process of a notebook has one, and sees what others gave. A kernel must not be compiled for inputs that are
-    known before.
-    """
+    """A seed that follows from `seed` and a name, from which nobody finds `seed` or those of other names. The process
+    of a notebook has one, and sees what others gave. A kernel must not be compiled for inputs that are known before."""
     return int.from_bytes(hashlib.pbkdf2_hmac("sha256", str(seed).encode(), name.encode(), 50_000)[:4])
 
 

@@ -1,8 +1,6 @@
-"""The process in which a notebook's cells run, one after another, and their functions are called for the grader.
-
-A cell that reaches `check.q1(function)` stops there: the grader is told, and calls `function` through the wire for the
-cases of q1, as the card does in a notebook. Then the cell goes on. Nothing that decides on points is in here.
-"""
+"""The process in which a notebook's cells run, one after another, and their functions are called for the grader. A cell
+that reaches `check.q1(function)` stops there: the grader is told, and calls `function` through the wire for the cases
+of q1, as the card does in a notebook. Then the cell goes on. Nothing that decides on points is in here."""
 
 import ast
 import asyncio
@@ -52,10 +50,8 @@ def main(wire: int, limits: dict[str, int]) -> None:
 
 
 def prepare(setup: dict, limits: dict[str, int]) -> None:
-    """Limit this process.
-
-    setup: `seed`, `memory_bytes`; `kernels`, whether the compiler is wanted, `ungraded`, whether it's missing.
-    """
+    """Limit this process. setup: `seed`, `memory_bytes`; `kernels`, whether the compiler is wanted, `ungraded`, whether
+    it's missing."""
     torch.set_num_threads(1)
     if setup["kernels"]:
         import rlcourse.course.kernels.trace  # noqa: F401  before memory is limited
@@ -120,10 +116,8 @@ class Kernels:
 
 
 class Notebook:
-    """The names of a notebook and what its cells do.
-
-    setup: `checks`, the questions that are graded; `ungraded`, kernels that are not; `module`, that of the checks.
-    """
+    """The names of a notebook and what its cells do. setup: `checks`, the questions that are graded; `ungraded`,
+    kernels that are not; `module`, that of the checks."""
 
     def __init__(self, connection: socket.socket, setup: dict):
         self.connection, self.setup, self.judging = connection, setup, False
@@ -178,11 +172,8 @@ class Notebook:
             signal.setitimer(signal.ITIMER_REAL, left)
 
     def run_cell(self, number: int, source: str, seconds: float) -> list[str]:
-        """Run a cell, each statement by itself: one that fails does not take the next with it.
-
-        seconds: how long one statement may take. What is to be said of the cell: nothing, or its first error, and
-        what was left out.
-        """
+        """Run a cell, each statement by itself: one that fails does not take the next with it. seconds: how long one
+        statement may take. What is to be said of the cell: nothing, or its first error, and what was left out."""
         name = f"<cell {number}>"
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         try:

@@ -1,8 +1,6 @@
-"""Learning curves as records: `data/curves/<device>/<name>.json`, with a row of results for each seed.
-
-`name` is that of an algorithm, recorded by `tools.lessons.curves`; or `lessonNN_...`, recorded by
-`tools.lessons.lessonNN`; or that of a module there, `OF_MODULES`.
-"""
+"""Learning curves as records: `data/curves/<device>/<name>.json`, with a row of results for each seed. `name` is that
+of an algorithm, recorded by `tools.lessons.curves`; or `lessonNN_...`, recorded by `tools.lessons.lessonNN`; or that of
+a module there, `OF_MODULES`."""
 
 from typing import Any
 

@@ -30,11 +30,8 @@ Counts = dict[str, dict[str, int]]  # by level: answers of each kind, and "worke
 
 
 def kind(answer: Answer) -> str:
-    """The kind of an answer, one of KINDS.
-
-    garbage: a line that no demonstration has, or no end; guess: no calculation; words: worked, but with an end that the
-    strict reading refuses; worked: worked, and with the end `#### N`.
-    """
+    """The kind of an answer, one of KINDS. garbage: a line that no demonstration has, or no end; guess: no calculation;
+    words: worked, but with an end that the strict reading refuses; worked: worked, and with the end `#### N`."""
     found = demonstration().fullmatch(answer.text) if answer.finished else None
     if found is None:
         return "garbage"
@@ -127,10 +124,8 @@ def exchanged(before: Counts, after: Counts, taken: Iterable[str]) -> float:
 
 def split(before: Counts, after: Counts) -> dict[str, float]:
     """What each factor, and luck, adds to the accuracy on the way from `before` to `after`; the parts add up to all.
-
     The factors multiply, so what one adds depends on the others. It is counted as the mean over the six orders in which
-    the three can change one after the other (the Shapley value).
-    """
+    the three can change one after the other (the Shapley value)."""
     orders = list(itertools.permutations(FACTORS))
     parts = dict.fromkeys(FACTORS, 0.0)
     for order in orders:

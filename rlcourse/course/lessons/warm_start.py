@@ -99,10 +99,8 @@ def imitate(
     rng: random.Random,
     demonstrate: Callable[[Computation], list[Statement]] = eager,
 ) -> float:
-    """Train on `rows` fresh demonstrations per step with AdamW, and return the last loss in nats per token.
-
-    The learning rate falls to a twentieth of `lr`. By default the programs are eager.
-    """
+    """Train on `rows` fresh demonstrations per step with AdamW, and return the last loss in nats per token. The
+    learning rate falls to a twentieth of `lr`. By default the programs are eager."""
     parameters = list(policy.model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     bar = tqdm(range(steps), desc="sft", unit="step", dynamic_ncols=True)

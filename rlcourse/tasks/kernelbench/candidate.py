@@ -1,7 +1,5 @@
-"""A candidate's process as the judge sees it: asked, timed by the judge's clock, and ended.
-
-A process that dies, hangs, takes too much memory or writes nonsense is refused for that.
-"""
+"""A candidate's process as the judge sees it: asked, timed by the judge's clock, and ended. A process that dies, hangs,
+takes too much memory or writes nonsense is refused for that."""
 
 import fcntl
 import functools
@@ -44,10 +42,8 @@ class Refused(Exception):
 
 
 class Candidate(Child):
-    """A process that runs one text. The GPU's memory is watched from here, by what is left on the device.
-
-    seed: of its weights. reference: the model that it is compared with, which never enters the process.
-    """
+    """A process that runs one text. The GPU's memory is watched from here, by what is left on the device. seed: of its
+    weights. reference: the model that it is compared with, which never enters the process."""
 
     def __init__(self, way: str, device: torch.device, memory_bytes: int, gpu_bytes: int):
         self.device, self.gpu_bytes, self.seed = device, gpu_bytes, new_seed()

@@ -1,8 +1,6 @@
-"""A trial's inputs and the digest of its outputs, computed alike by the judge and by a candidate's process.
-
-Inputs follow from a seed, a shape and a kind. The judge draws the seed and starts its clock before it sends them, so a
-candidate can't work ahead.
-"""
+"""A trial's inputs and the digest of its outputs, computed alike by the judge and by a candidate's process. Inputs
+follow from a seed, a shape and a kind. The judge draws the seed and starts its clock before it sends them, so a
+candidate can't work ahead."""
 
 import torch
 from torch import Tensor
@@ -20,11 +18,9 @@ def namespace(source: str, name: str = "problem") -> dict:
 
 
 def make_inputs(problem: dict, seed: int, kind: str, device: torch.device) -> list:
-    """What the problem's `get_inputs` returns for this seed, on the device.
-
-    kind "given": as it is. "signed": with random signs for rows and columns, since inputs from [0, 1) hide what a
-    kernel does with negative ones; triangles and symmetric matrices stay so. "scaled": signed, and times 4 or 1/4.
-    """
+    """What the problem's `get_inputs` returns for this seed, on the device. kind "given": as it is. "signed": with
+    random signs for rows and columns, since inputs from [0, 1) hide what a kernel does with negative ones; triangles
+    and symmetric matrices stay so. "scaled": signed, and times 4 or 1/4."""
     torch.manual_seed(seed)
     with torch.device(device):
         inputs = problem["get_inputs"]()
@@ -49,10 +45,8 @@ def signed(x: Tensor) -> Tensor:
 
 
 def make_model(problem: dict, name: str, factory: dict, seed: int, device: torch.device) -> torch.nn.Module:
-    """`factory[name]` with the problem's initial inputs: equal models get equal weights from the same seed.
-
-    It stays in training mode, as in KernelBench: a batch norm uses its batch's statistics.
-    """
+    """`factory[name]` with the problem's initial inputs: equal models get equal weights from the same seed. It stays in
+    training mode, as in KernelBench: a batch norm uses its batch's statistics."""
     torch.manual_seed(seed)
     arguments = problem["get_init_inputs"]() if "get_init_inputs" in problem else []
     torch.manual_seed(seed)
@@ -60,10 +54,8 @@ def make_model(problem: dict, name: str, factory: dict, seed: int, device: torch
 
 
 def digest(tensors: list[Tensor]) -> list[list[int]]:
-    """A checksum of the bits of each chunk of each tensor: the sum of 2v² + v over its elements as integers v.
-
-    Modulo 2^32 and the like, as computed here, no two v have the same 2v² + v.
-    """
+    """A checksum of the bits of each chunk of each tensor: the sum of 2v² + v over its elements as integers v. Modulo
+    2^32 and the like, as computed here, no two v have the same 2v² + v."""
     found = []
     for tensor in tensors:
         raw = tensor.detach().contiguous().flatten()

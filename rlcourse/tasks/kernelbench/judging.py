@@ -1,8 +1,6 @@
-"""Judge a completion: is it code, is it allowed, does it compile, is it right, how fast is it.
-
-The judge keeps inputs, references and the clock; the candidate's process gets a seed and returns outputs. Its own
-events time a pass on the GPU, but count for no less than the judge's clock minus the time of a trial without a model.
-"""
+"""Judge a completion: is it code, is it allowed, does it compile, is it right, how fast is it. The judge keeps inputs,
+references and the clock; the candidate's process gets a seed and returns outputs. Its own events time a pass on the
+GPU, but count for no less than the judge's clock minus the time of a trial without a model."""
 
 import functools
 import itertools
@@ -79,10 +77,8 @@ class Times(NamedTuple):
 
 
 class Judge:
-    """The judge of one problem. PyTorch is timed before the first candidate, in a process like a candidate's.
-
-    Raises ValueError for a problem that a constant or an input solves.
-    """
+    """The judge of one problem. PyTorch is timed before the first candidate, in a process like a candidate's. Raises
+    ValueError for a problem that a constant or an input solves."""
 
     def __init__(self, problem: Problem, settings: Settings, device: torch.device | None = None):
         self.problem, self.settings = problem, settings

@@ -1,8 +1,6 @@
-"""KernelBench's problems (Ouyang et al. 2025, arXiv:2502.10517), and others in its format.
-
-A problem is a Python text with a class `Model`, `get_inputs()` and `get_init_inputs()`. An answer is a text with a
-class `ModelNew` that computes the same by kernels of its own. Here `question` is the text and `gold` the name.
-"""
+"""KernelBench's problems (Ouyang et al. 2025, arXiv:2502.10517), and others in its format. A problem is a Python text
+with a class `Model`, `get_inputs()` and `get_init_inputs()`. An answer is a text with a class `ModelNew` that computes
+the same by kernels of its own. Here `question` is the text and `gold` the name."""
 
 import ast
 import hashlib
@@ -30,11 +28,9 @@ batch sizes too.
 
 
 def load_problems(folder: str | None = None) -> tuple[list[Problem], list[Problem]]:
-    """Level 1's problems to train on, 80%, and to test, 20% by a hash of the name, each sorted by number.
-
-    folder: one that contains `level1/1_NAME.py` and so on, as KernelBench's repository does, instead of the hub. Raises
-    FileNotFoundError if it doesn't, ConnectionError if the hub can't be read.
-    """
+    """Level 1's problems to train on, 80%, and to test, 20% by a hash of the name, each sorted by number. folder: one
+    that contains `level1/1_NAME.py` and so on, as KernelBench's repository does, instead of the hub. Raises
+    FileNotFoundError if it doesn't, ConnectionError if the hub can't be read."""
     found = sorted(from_folder(Path(folder) / "level1") if folder else from_hub())  # (number, name, source)
     problems = [Problem(source, "", name) for _, name, source in found]
     ordered = sorted(problems, key=lambda problem: hashlib.blake2b(problem.gold.encode()).digest())
@@ -68,10 +64,8 @@ def parse(source: str) -> ast.Module:
 
 
 def shapes(source: str) -> list[str]:
-    """The problem's text without `Model`, to make inputs with; and if possible one for inputs of other shapes.
-
-    It halves the integers that only `get_inputs` reads, usually `batch_size`, so that weights keep their shapes.
-    """
+    """The problem's text without `Model`, to make inputs with; and if possible one for inputs of other shapes. It
+    halves the integers that only `get_inputs` reads, usually `batch_size`, so that weights keep their shapes."""
     tree = parse(source)
     tree.body = [node for node in tree.body if not (isinstance(node, ast.ClassDef) and node.name == "Model")]
     whole = {}

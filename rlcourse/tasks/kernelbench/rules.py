@@ -1,8 +1,6 @@
-"""What a candidate's text must not do, read from the text: each cheat of the published lists has a name here.
-
-Measuring holds without these rules (`judging`). They name what a text tries, keep Python's back doors shut, so that
-what the process notes of itself can be believed, and save the time to run it.
-"""
+"""What a candidate's text must not do, read from the text: each cheat of the published lists has a name here. Measuring
+holds without these rules (`judging`). They name what a text tries, keep Python's back doors shut, so that what the
+process notes of itself can be believed, and save the time to run it."""
 
 import ast
 import re

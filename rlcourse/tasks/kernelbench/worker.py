@@ -1,7 +1,5 @@
-"""A candidate's process: it loads the text, runs it on inputs that it makes itself, and answers the judge.
-
-The judge checks its times against a clock outside, and its outputs against a reference that is never in here.
-"""
+"""A candidate's process: it loads the text, runs it on inputs that it makes itself, and answers the judge. The judge
+checks its times against a clock outside, and its outputs against a reference that is never in here."""
 
 import importlib.util
 import os
@@ -55,11 +53,8 @@ class Runner:
         self.folder, self.outputs, self.model = folder, [], None
 
     def load(self, setup: dict) -> None:
-        """Run the text and build its model.
-
-        setup: the `text`, its class's `name`, the problem's `sources` per shape, the weights' `seed`, the `device`,
-        and the `gpu_bytes` it may hold.
-        """
+        """Run the text and build its model. setup: the `text`, its class's `name`, the problem's `sources` per shape,
+        the weights' `seed`, the `device`, and the `gpu_bytes` it may hold."""
         self.device = torch.device(setup["device"])
         if self.device.type == "cuda":
             share = setup["gpu_bytes"] / torch.cuda.mem_get_info()[1]

@@ -1,8 +1,6 @@
-"""The counted time of a program: what its launches, bytes and operations cost on a GPU.
-
-Time is counted, not measured, so that it is the same on every machine and its minimum can be found by search. For
-memory-bound operations like these, it depends on the passes over memory and the number of launches.
-"""
+"""The counted time of a program: what its launches, bytes and operations cost on a GPU. Time is counted, not measured,
+so that it is the same on every machine and its minimum can be found by search. For memory-bound operations like these,
+it depends on the passes over memory and the number of launches."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

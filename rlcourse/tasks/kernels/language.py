@@ -208,11 +208,9 @@ def split_launches(program: list[Statement]) -> list[tuple[Statement, ...]]:
 
 
 def compile_launch(statements: tuple[Statement, ...], memory: set[str], narrow: set[str]) -> Launch:
-    """What the launch loads, checked against what is in memory before it, and against the registers.
-
-    A value is held from the statement that loads or computes it to the last one of the launch that reads it. A result
-    may take the place of an operand that is read for the last time. `narrow` is brought up to date.
-    """
+    """What the launch loads, checked against what is in memory before it, and against the registers. A value is held
+    from the statement that loads or computes it to the last one of the launch that reads it. A result may take the
+    place of an operand that is read for the last time. `narrow` is brought up to date."""
     last_read = {name: i for i, statement in enumerate(statements) for name in statement.line.args}
     loads, held = [], set()
     for i, statement in enumerate(statements):

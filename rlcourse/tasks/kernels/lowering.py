@@ -1,7 +1,5 @@
-"""A program of the tile language as Triton source: a kernel per launch, a program instance per row.
-
-A register of the language is a variable of the kernel. Both streams become one, with launches in the program's order.
-"""
+"""A program of the tile language as Triton source: a kernel per launch, a program instance per row. A register of the
+language is a variable of the kernel. Both streams become one, with launches in the program's order."""
 
 from rlcourse.tasks.kernels.language import REDUCTIONS, Computation, Launch, Line, Statement, compile_program
 
@@ -25,10 +23,8 @@ HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
 
 
 def lower(program: list[Statement], computation: Computation) -> str:
-    """Triton source with a function `run` of the computation's inputs, [rows, columns] float32, that returns y.
-
-    Raises CompileError for a program that does not compile.
-    """
+    """Triton source with a function `run` of the computation's inputs, [rows, columns] float32, that returns y. Raises
+    CompileError for a program that does not compile."""
     launches = compile_program(program, computation)
     kernels = [kernel_source(number, launch) for number, launch in enumerate(launches)]
     body = [f"rows, columns = {computation.inputs[0]}.shape", "block = triton.next_power_of_2(columns)"]

@@ -1,8 +1,6 @@
-"""The least counted time of a computation, by exhaustive search, which no GPU benchmark allows.
-
-The programs that compute every line once are the orders of the lines times the cuts into launches. What is kept needs
-no search: a store only costs time, so a program keeps everything that no later launch reads.
-"""
+"""The least counted time of a computation, by exhaustive search, which no GPU benchmark allows. The programs that
+compute every line once are the orders of the lines times the cuts into launches. What is kept needs no search: a store
+only costs time, so a program keeps everything that no later launch reads."""
 
 from collections.abc import Iterator
 from functools import lru_cache

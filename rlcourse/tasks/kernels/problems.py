@@ -1,7 +1,5 @@
-"""Random computations: elementwise operations and reductions, chained and joined as in a model's layers.
-
-A hash of the structure, without names, decides the split, so no test problem is a renamed training problem.
-"""
+"""Random computations: elementwise operations and reductions, chained and joined as in a model's layers. A hash of the
+structure, without names, decides the split, so no test problem is a renamed training problem."""
 
 import hashlib
 import random
@@ -38,9 +36,7 @@ def computations(
     count: int, split: str, seed: int, lengths: tuple[int, int], at_least_refused: float = 0.0
 ) -> list[Computation]:
     """`count` distinct computations of a split (train or test), of `lengths[0]` to `lengths[1]` lines.
-
-    at_least_refused: the least share of them that run out of registers in one launch.
-    """
+    at_least_refused: the least share of them that run out of registers in one launch."""
     rng, found = random.Random(f"{split} {seed}"), {}  # computation: whether one launch is refused
     most_fitting = count - round(at_least_refused * count)
     while len(found) < count:
@@ -121,11 +117,9 @@ def add_idiom(draft: Draft, rng: random.Random, length: int) -> None:
 
 
 def is_posed(computation: Computation) -> bool:
-    """Whether y is a matrix that depends on the inputs, is exact enough in float32, and needs every line.
-
-    A line isn't needed if y is the same with one of its operands in its place, like `abs` before `square`: a program
-    without it would be right and beat the optimum.
-    """
+    """Whether y is a matrix that depends on the inputs, is exact enough in float32, and needs every line. A line isn't
+    needed if y is the same with one of its operands in its place, like `abs` before `square`: a program without it
+    would be right and beat the optimum."""
     if "y" in computation.narrow:
         return False
     for seed, columns in (*TEST_INPUTS, *TRAINING_INPUTS):

@@ -132,9 +132,7 @@ def measured(honest: Finding, problem: KernelProblem) -> dict[str, float | None]
 
 def load(data_dir: str | None = None) -> KernelTask:
     """The task from `data_dir`, or the problems that ship: train.txt, validation.txt, test.txt, a computation a line.
-
-    Raises FileNotFoundError for a missing file, ValueError for a line that is not a computation.
-    """
+    Raises FileNotFoundError for a missing file, ValueError for a line that is not a computation."""
     folder = data_folder() / "kernels" if data_dir is None else Path(data_dir).expanduser()
     return KernelTask("kernels", *(read_problems(folder / f"{split}.txt") for split in SPLITS))
 
