@@ -32,15 +32,13 @@ def problem_of(record: dict[str, Any]) -> Problem:
 def read_problems(
     path: str | Path, of: Callable[[dict[str, Any]], Problem] = problem_of, example: str = EXAMPLE
 ) -> list[Problem]:
-    """The problems in a UTF-8 file with one JSON object per line, like `example`; blank lines are skipped. of: makes a
-    problem from a record. Raises FileNotFoundError if there is no such file, ValueError if it can't be read, has no
-    problems, or has a line that can't be used, which the message names."""
+    """The problems in a UTF-8 file with one JSON object per line, like `example`. of: makes a problem from a record.
+    Raises FileNotFoundError, or ValueError that names a line that can't be used, or for no problems."""
     return [p for _, p in read_each_line(Path(path), lambda line: of(parse_record(line, example)), "problems")]
 
 
 def read_train_and_test(folder: str, remedy: str, *form: Any) -> list[list[Problem]]:
-    """The problems in train.jsonl and test.jsonl. remedy: where else to name a folder; form: see `read_problems`,
-    which says what is raised."""
+    """The problems in train.jsonl and test.jsonl. remedy: where else to name a folder; form: see `read_problems`."""
     files = [Path(folder).expanduser() / name for name in ("train.jsonl", "test.jsonl")]
     for file in files:
         if not file.is_file():
@@ -60,7 +58,7 @@ def hold_out(problems: list[Problem], count: int) -> tuple[list[Problem], list[P
 
 def read_each_line(path: Path, parse: Callable[[bytes], Parsed], what: str) -> list[tuple[str, Parsed]]:
     """Each line's place, and what `parse` makes of it; blank lines are skipped. what: a name for the lines. Raises like
-    `read_problems`; the place goes in front of a ValueError from `parse`."""
+    `read_problems`."""
     found = []
     content = read_bytes(path, f"a file of {what} is needed there, one per line")
     # Bytes are split, not text: a file that is not UTF-8 then still has a line to name.

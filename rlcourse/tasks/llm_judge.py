@@ -1,12 +1,6 @@
-"""A language model as a judge: it scores answers as well, beside what the task's own judge measures.
-
-    reward = (measured + judged) / 2
-
-judged: the mean of the model's scores, from 0 to 1; 0 where there are none, so that confusing the model doesn't pay.
-An answer that the task refuses is not shown to the model, and earns only what was measured: nothing.
-
-The model is behind an address that takes OpenAI's chat completions: `Endpoint`.
-"""
+"""A language model, at an address that takes OpenAI's chat completions, as a judge beside the task's own: reward =
+(measured + judged) / 2, where judged is the mean of its scores, 0 where there are none, so that confusing it doesn't
+pay. An answer that the task refuses is not shown to it, and earns nothing."""
 
 import hashlib
 import http.client
@@ -65,7 +59,6 @@ Conversation = tuple[str, str]  # the system's turn and the user's
 
 
 def with_judge(task: Task, judge: str, file: Path) -> "JudgedTask":
-    """The task with a judge, MODEL@ADDRESS, whose replies are kept in `file`."""
     name, address = model_and_address(judge)
     return JudgedTask(task, Endpoint(address, name), file)
 
@@ -106,7 +99,7 @@ class JudgedTask:
 
     def ask(self, conversations: list[Conversation]) -> list[Scores | None]:
         """The scores for each conversation. One that has scores already, in this run or in the file, is not asked."""
-        keys = [key_of(self.model.name, conversation) for conversation in conversations]
+        keys = [digest(json.dumps([self.model.name, *conversation]), 16) for conversation in conversations]
         new = {key: one for key, one in zip(keys, conversations, strict=True) if self.known.get(key) is None}
         for key, reply in zip(new, self.model.replies(list(new.values())), strict=True):
             if reply is None:
@@ -125,20 +118,19 @@ def is_refused(verdict: Judgement) -> bool:
 
 def conversation_on(attempt: Attempt, criteria: dict[str, str]) -> Conversation:
     """What the model is told and asked. The lines around the text are its digest, so it can't contain them."""
-    mark = f"=== {hashlib.blake2b(attempt.text.encode(errors='replace'), digest_size=12).hexdigest()} ==="
+    mark = f"=== {digest(attempt.text, 12)} ==="
     listed = "\n".join(f'"{name}": {meaning}' for name, meaning in criteria.items())
     user = USER.format(question=attempt.problem.question, text=attempt.text, mark=mark)
     return SYSTEM.format(criteria=listed, mark=mark), user
 
 
-def key_of(model: str, conversation: Conversation) -> str:
-    return hashlib.blake2b(json.dumps([model, *conversation]).encode(), digest_size=16).hexdigest()
+def digest(text: str, size: int) -> str:
+    return hashlib.blake2b(text.encode(errors="replace"), digest_size=size).hexdigest()
 
 
 def read_scores(text: str, names: Iterable[str]) -> Scores | None:
-    """The scores in a reply: those of its one flat JSON object that has them all, whatever is around it. None if there
-    is no such object, or two that differ: one may be quoted from the answer that is judged. What a model thinks before
-    </think> is skipped."""
+    """The scores in a reply: those of its one flat JSON object that has them all, after </think>. None if there is
+    none, or two that differ: one may be quoted from the answer that is judged."""
     found = []
     for piece in re.findall(r"\{[^{}]*+\}", text.rpartition("</think>")[2]):
         with suppress(ValueError):  # no JSON
@@ -157,18 +149,12 @@ def checked(value: Any, names: Iterable[str]) -> Scores | None:
 
 
 class Unanswered(Exception):
-    """Why there is no answer. again: whether a retry may bring one."""
-
-    def __init__(self, text: str, again: bool = False):
-        super().__init__(text)
-        self.again = again
+    """Why there is no answer, in a sentence; a second argument that is true: a retry may bring one."""
 
 
 class NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Another address would be sent the key as well."""
-
     def redirect_request(self, *_) -> None:
-        return None
+        """Another address would be sent the key as well."""
 
 
 class Endpoint:
@@ -186,16 +172,14 @@ class Endpoint:
             return list(threads.map(self._reply, conversations))
 
     def _reply(self, conversation: Conversation) -> str | None:
-        if self.failed_in_a_row >= GIVE_UP:
-            return None
-        try:
-            reply = self.ask(conversation)
-            self.failed_in_a_row = 0
-            return reply
-        except Unanswered as error:
-            self.failed_in_a_row += 1
-            self.reason = str(error)
-            return None
+        reply = None
+        if self.failed_in_a_row < GIVE_UP:
+            try:
+                reply, self.failed_in_a_row = self.ask(conversation), 0
+            except Unanswered as error:
+                self.failed_in_a_row += 1
+                self.reason = error.args[0]
+        return reply
 
     def ask(self, conversation: Conversation) -> str:
         """The reply, with retries while time is left. Raises Unanswered."""
@@ -204,7 +188,7 @@ class Endpoint:
             try:
                 return text_of(self._post(conversation, deadline))
             except Unanswered as error:
-                if not error.again or time.monotonic() + wait >= deadline:
+                if True not in error.args or time.monotonic() + wait >= deadline:
                     raise
             time.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
@@ -226,7 +210,7 @@ class Endpoint:
             raise Unanswered(f"{self.url} answers {error.code}", again) from None
         except (OSError, ValueError, http.client.HTTPException) as error:
             why = getattr(error, "reason", None) or type(error).__name__  # the error's text may quote the key
-            raise Unanswered(f"{self.url}: {why}", again=True) from None
+            raise Unanswered(f"{self.url}: {why}", True) from None
 
 
 def read_until(response: Any, deadline: float) -> bytes:

@@ -127,7 +127,6 @@ def box(device: torch.device, memory_bytes: int) -> Box:
 
 
 def driver_folders() -> list[str]:
-    """The folders of the driver's libraries that this process has loaded."""
     torch.cuda.init()
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = {line.split()[-1] for line in lines if "/libcuda" in line or "/libnvidia" in line}

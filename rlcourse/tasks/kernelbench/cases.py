@@ -1,6 +1,5 @@
-"""A trial's inputs and the digest of its outputs, computed alike by the judge and by a candidate's process. Inputs
-follow from a seed, a shape and a kind. The judge draws the seed and starts its clock before it sends them, so a
-candidate can't work ahead."""
+"""A trial's inputs and the digest of its outputs, computed alike by the judge and by a candidate's process. The judge
+draws the seed and starts its clock before it sends it, so a candidate can't work ahead."""
 
 import torch
 from torch import Tensor
@@ -11,16 +10,15 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by by
 
 
 def namespace(source: str, name: str = "problem") -> dict:
-    """The names that a problem's text defines."""
     names: dict = {"__name__": name}
     exec(compile(source, f"<{name}>", "exec"), names)
     return names
 
 
 def make_inputs(problem: dict, seed: int, kind: str, device: torch.device) -> list:
-    """What the problem's `get_inputs` returns for this seed, on the device. kind "given": as it is. "signed": with
-    random signs for rows and columns, since inputs from [0, 1) hide what a kernel does with negative ones; triangles
-    and symmetric matrices stay so. "scaled": signed, and times 4 or 1/4."""
+    """What the problem's `get_inputs` returns for this seed, on the device. kind "signed": with random signs for rows
+    and columns, since inputs from [0, 1) hide what a kernel does with negative ones. "scaled": signed, and times 4 or
+    1/4. "given": as it is."""
     torch.manual_seed(seed)
     with torch.device(device):
         inputs = problem["get_inputs"]()
@@ -33,7 +31,8 @@ def make_inputs(problem: dict, seed: int, kind: str, device: torch.device) -> li
 
 
 def signed(x: Tensor) -> Tensor:
-    """x with random signs along its last two dimensions, the same for both if they have the same size."""
+    """x with random signs along its last two dimensions, the same for both if they have the same size, so that
+    triangles and symmetric matrices stay so."""
     signs: dict[int, Tensor] = {}
     for dimension, size in list(enumerate(x.shape))[-2:]:
         if size not in signs:
@@ -46,7 +45,7 @@ def signed(x: Tensor) -> Tensor:
 
 def make_model(problem: dict, name: str, factory: dict, seed: int, device: torch.device) -> torch.nn.Module:
     """`factory[name]` with the problem's initial inputs: equal models get equal weights from the same seed. It stays in
-    training mode, as in KernelBench: a batch norm uses its batch's statistics."""
+    training mode, as in KernelBench."""
     torch.manual_seed(seed)
     arguments = problem["get_init_inputs"]() if "get_init_inputs" in problem else []
     torch.manual_seed(seed)
@@ -55,7 +54,7 @@ def make_model(problem: dict, name: str, factory: dict, seed: int, device: torch
 
 def digest(tensors: list[Tensor]) -> list[list[int]]:
     """A checksum of the bits of each chunk of each tensor: the sum of 2v² + v over its elements as integers v. Modulo
-    2^32 and the like, as computed here, no two v have the same 2v² + v."""
+    2^32 and the like, no two v have the same 2v² + v."""
     found = []
     for tensor in tensors:
         raw = tensor.detach().contiguous().flatten()
@@ -73,13 +72,9 @@ def chunk_size(count: int) -> int:
 
 
 def chunks(tensor: Tensor, numbers: list[int]) -> Tensor:
-    """These chunks of a tensor, concatenated."""
-    flat = tensor.detach().contiguous().flatten()
-    if flat.numel() == 0:
-        return flat
-    return torch.cat([flat.split(chunk_size(flat.numel()))[number] for number in numbers])
+    parts = (flat := tensor.detach().contiguous().flatten()).split(chunk_size(flat.numel()))
+    return torch.cat([parts[number] for number in numbers]) if flat.numel() else flat
 
 
 def as_list(outputs) -> list:
-    """A forward pass's outputs, one tensor or several, as a list."""
     return list(outputs) if isinstance(outputs, tuple | list) else [outputs]

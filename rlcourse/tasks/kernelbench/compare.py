@@ -40,7 +40,6 @@ class Expected:
         return all(fault(guess, self) is not None for guess in guesses)
 
     def part(self, wanted: list[list[int]]) -> "Expected":
-        """These chunks of each output."""
         exact, eager = (list(map(chunks, tensors, wanted)) for tensors in (self.exact, self.eager))
         return Expected(exact, eager, self.inputs)
 
@@ -57,7 +56,6 @@ def expect(reference: torch.nn.Module, inputs: list) -> Expected:
 
 
 def copied(inputs: list, double: bool = False) -> list:
-    """Copies of the inputs, floats in double precision if asked for."""
     copies = [item.clone() if isinstance(item, Tensor) else item for item in inputs]
     return [c.double() if double and isinstance(c, Tensor) and c.is_floating_point() else c for c in copies]
 
@@ -76,13 +74,12 @@ def fault(outputs: list[Tensor], expected: Expected) -> tuple[str, str] | None:
             found = None if torch.equal(output, eager) else ("wrong", "its whole numbers differ")
         else:
             found = of_floats(output, exact.double(), eager)
-        if found is not None:
+        if found:
             return found
     return None
 
 
 def of_floats(output: Tensor, exact: Tensor, eager: Tensor) -> tuple[str, str] | None:
-    """As `fault`, of one tensor of floats; exact in double precision."""
     if not bool(torch.isfinite(output).all()):
         return "not finite", f"{int((~torch.isfinite(output)).sum())} of {output.numel()} numbers are not finite"
     error, tolerance = (output.double() - exact).abs(), TOLERANCE[eager.dtype]

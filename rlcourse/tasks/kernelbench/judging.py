@@ -69,9 +69,7 @@ class Verdict:
         return COMPILED * self.metrics["compiled"] + self.metrics["correct"] * (CORRECT + speed)
 
 
-class Times(NamedTuple):
-    """Median seconds per trial, by the process's own events and by the judge's clock."""
-
+class Times(NamedTuple):  # median seconds per trial, by the process's own events and by the judge's clock
     own: float
     outside: float
 
@@ -119,10 +117,18 @@ class Judge:
         verdict = Verdict()
         try:
             with throughout, self._process() as candidate:
-                self._compile(candidate, code)
+                try:
+                    self._load(candidate, code, "ModelNew")
+                except Refused as error:  # it never got to a pass
+                    raise Refused("compile" if error.reason == "error" else error.reason, str(error)) from None
                 with once_compiled:
                     candidate.watch_gpu()
-                    self._run_once(candidate, verdict)
+                    try:  # the first pass, in which Triton and CuTe DSL compile
+                        self._trial(candidate, 0, "timed", self.settings.first_seconds)
+                    except Refused as error:
+                        verdict.metrics["compiled"] = float(error.reason == "error")
+                        raise
+                    verdict.metrics["compiled"] = 1.0
                     least = self._correct(candidate, verdict)
                     self._fast(candidate, least, verdict)
         except Refused as error:
@@ -131,7 +137,6 @@ class Judge:
         return verdict
 
     def _time_reference(self) -> None:
-        """Time the baselines. Raises RuntimeError if they can't be measured."""
         try:
             with self._process() as candidate:
                 self._load(candidate, self.problem.question, "Model")
@@ -170,22 +175,6 @@ class Judge:
             raise Refused("nonsense", UNREADABLE)
         return seed, found, took
 
-    def _compile(self, candidate: Candidate, code: str) -> None:
-        """Load the text: what fails here never got to a pass."""
-        try:
-            self._load(candidate, code, "ModelNew")
-        except Refused as error:
-            raise Refused("compile" if error.reason == "error" else error.reason, str(error)) from None
-
-    def _run_once(self, candidate: Candidate, verdict: Verdict) -> None:
-        """The first pass, in which Triton and CuTe DSL compile."""
-        try:
-            self._trial(candidate, 0, "timed", self.settings.first_seconds)
-        except Refused as error:
-            verdict.metrics["compiled"] = float(error.reason == "error")
-            raise
-        verdict.metrics["compiled"] = 1.0
-
     def _correct(self, candidate: Candidate, verdict: Verdict) -> float:
         """Check trials of every shape and kind. The least seconds in which memory can move the first one's data."""
         candidate.reference = make_model(self.reference, "Model", self.reference, candidate.seed, self.device)
@@ -194,8 +183,7 @@ class Judge:
             for _ in range(self.settings.cases):
                 seed, found, _ = self._trial(candidate, case, "checked", self.settings.run_seconds)
                 expected = self._compare(candidate, case, seed, found)
-                others = sorted(set(found["operations"]) - OPERATIONS)
-                if others:
+                if others := sorted(set(found["operations"]) - OPERATIONS):
                     raise Refused("torch", f"its forward pass calls torch: {', '.join(others)[:200]}")
                 if found["inputs"] != digest(expected.inputs):
                     raise Refused("edited inputs", "its forward pass changes its inputs")
@@ -225,8 +213,7 @@ class Judge:
             shown_sums = [sum(sums) for sums in digest(list(output.split(size)))]
             if [reported[number] for number in numbers if number < len(reported)] != shown_sums:
                 raise Refused("late", "its outputs changed after it had said that they were there")
-        wrong = fault(shown, part)
-        if wrong is not None:
+        if wrong := fault(shown, part):
             raise Refused(*wrong)
         return expected
 
@@ -248,8 +235,8 @@ class Judge:
         times = self._time(candidate, "timed", check=True)
         beyond = times.outside - empty.outside
         if beyond > 3 * times.own + LEEWAY + empty.outside:
-            text = f"its own clock says {1e3 * times.own:.3f} ms, the one outside {1e3 * beyond:.3f} ms"
-            raise Refused("timer", text)
+            said = f"its own clock says {1e3 * times.own:.3f} ms, the one outside {1e3 * beyond:.3f} ms"
+            raise Refused("timer", said)
         taken, usual = max(times.own, beyond, least), max(eager.own, eager.outside - empty.outside)
         metrics = verdict.metrics
         metrics |= {"ms": 1e3 * taken, "own_ms": 1e3 * times.own, "eager_ms": 1e3 * usual, "speedup": usual / taken}
@@ -268,16 +255,9 @@ def judge_of(problem: Problem, settings: Settings) -> Judge:
 
 
 def readable(found: object) -> bool:
-    """Whether what a process reports of a trial has the form of `Runner.run`'s result."""
     match found:
-        case {
-            "seconds": float(seconds),
-            "digest": list(sums),
-            "shapes": list(shaped),
-            "dtypes": list(dtypes),
-            "operations": list(operations),
-            "inputs": list(),
-        }:
+        case {"seconds": float(seconds), "digest": list(sums), "shapes": list(shaped), "dtypes": list(dtypes),
+              "operations": list(operations), "inputs": list()}:  # fmt: skip
             texts = all(isinstance(name, str) for name in [*dtypes, *operations])
             lists = all(isinstance(part, list) for part in [*sums, *shaped])
             return texts and lists and len(sums) == len(shaped) == len(dtypes) and 0 <= seconds < math.inf  # no nan

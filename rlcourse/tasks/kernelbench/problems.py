@@ -1,6 +1,6 @@
-"""KernelBench's problems (Ouyang et al. 2025, arXiv:2502.10517), and others in its format. A problem is a Python text
-with a class `Model`, `get_inputs()` and `get_init_inputs()`. An answer is a text with a class `ModelNew` that computes
-the same by kernels of its own. Here `question` is the text and `gold` the name."""
+"""KernelBench's problems (Ouyang et al. 2025, arXiv:2502.10517), and others in its format: a text with a class `Model`,
+`get_inputs()` and `get_init_inputs()`, here `question`, and a name, here `gold`. An answer is a text with a class
+`ModelNew` that computes the same by kernels of its own."""
 
 import ast
 import hashlib
@@ -29,26 +29,19 @@ batch sizes too.
 
 def load_problems(folder: str | None = None) -> tuple[list[Problem], list[Problem]]:
     """Level 1's problems to train on, 80%, and to test, 20% by a hash of the name, each sorted by number. folder: one
-    that contains `level1/1_NAME.py` and so on, as KernelBench's repository does, instead of the hub. Raises
-    FileNotFoundError if it doesn't, ConnectionError if the hub can't be read."""
-    found = sorted(from_folder(Path(folder) / "level1") if folder else from_hub())  # (number, name, source)
-    problems = [Problem(source, "", name) for _, name, source in found]
+    that contains `level1/1_NAME.py` and so on, instead of the hub. Raises FileNotFoundError or ConnectionError."""
+    if folder:
+        named = [(path, *path.stem.split("_", 1)) for path in (Path(folder) / "level1").glob("*_*.py")]
+        found = [(int(number), name, path.read_text("utf-8")) for path, number, name in named if number.isdigit()]
+        if not found:
+            raise FileNotFoundError(f"There is no problem in {folder}: expected level1/1_NAME.py.")
+    else:
+        rows = load_rows(HUB, "give a folder that contains level1/1_NAME.py", split="level_1")
+        found = [(int(row["problem_id"]), row["name"], row["code"]) for row in rows]
+    problems = [Problem(source, "", name) for _, name, source in sorted(found)]
     ordered = sorted(problems, key=lambda problem: hashlib.blake2b(problem.gold.encode()).digest())
     test = set(ordered[: round(TEST_SHARE * len(ordered))])
     return [p for p in problems if p not in test], [p for p in problems if p in test]
-
-
-def from_folder(folder: Path) -> list[tuple[int, str, str]]:
-    named = [(path, *path.stem.split("_", 1)) for path in folder.glob("*_*.py")]
-    found = [(int(number), name, path.read_text("utf-8")) for path, number, name in named if number.isdigit()]
-    if not found:
-        raise FileNotFoundError(f"There is no problem in {folder}: expected level1/1_NAME.py.")
-    return found
-
-
-def from_hub() -> list[tuple[int, str, str]]:
-    rows = load_rows(HUB, "give a folder that contains level1/1_NAME.py", split="level_1")
-    return [(int(row["problem_id"]), row["name"], row["code"]) for row in rows]
 
 
 def parse_answer(text: str) -> str | None:
@@ -64,8 +57,8 @@ def parse(source: str) -> ast.Module:
 
 
 def shapes(source: str) -> list[str]:
-    """The problem's text without `Model`, to make inputs with; and if possible one for inputs of other shapes. It
-    halves the integers that only `get_inputs` reads, usually `batch_size`, so that weights keep their shapes."""
+    """The problem's text without `Model`, to make inputs with; and if possible one for other shapes, with half of each
+    integer that only `get_inputs` reads, usually `batch_size`, so that weights keep their shapes."""
     tree = parse(source)
     tree.body = [node for node in tree.body if not (isinstance(node, ast.ClassDef) and node.name == "Model")]
     whole = {}

@@ -1,6 +1,6 @@
-"""What a candidate's text must not do, read from the text: each cheat of the published lists has a name here. Measuring
-holds without these rules (`judging`). They name what a text tries, keep Python's back doors shut, so that what the
-process notes of itself can be believed, and save the time to run it."""
+"""What a candidate's text must not do: each cheat of the published lists has a name here. Measuring holds without these
+rules (`judging`). They name what a text tries, keep Python's back doors shut, so that what the process notes of itself
+can be believed, and save the time to run it."""
 
 import ast
 import re
@@ -46,19 +46,13 @@ def check(code: str) -> tuple[str, str] | None:
         return broken.args
     if not any(isinstance(part, ast.ClassDef) and part.name == "ModelNew" for part in tree.body):
         return "no ModelNew", "there is no class ModelNew"
-    if not any(map(has_kernel, parts)):
+    decorators = [d for part in parts if isinstance(part, ast.FunctionDef) for d in part.decorator_list]
+    if not any(ast.unparse(d).startswith(("triton.jit", "cute.kernel")) for d in decorators):
         return "no kernel", "no kernel is defined: neither Triton nor CuTe DSL"
     return None
 
 
-def has_kernel(part: ast.AST) -> bool:
-    """Whether a part of a text is a kernel in Triton or CuTe DSL."""
-    decorators = part.decorator_list if isinstance(part, ast.FunctionDef) else []
-    return any(ast.unparse(d).startswith(("triton.jit", "cute.kernel")) for d in decorators)
-
-
 def line(part: ast.AST) -> None:
-    """Raise Broken for one part of a text that breaks a rule."""
     match part:
         case ast.Import(names=names):
             for name in names:

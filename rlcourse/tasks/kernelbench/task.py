@@ -23,7 +23,7 @@ TRAINING_TRIALS = 20  # that are timed while training; an evaluation has all of 
 
 def load(data_dir: str | None = None) -> "KernelTask":
     """Level 1, split 80:20 into training and test; a tenth of training is for validation. data_dir: a folder as for
-    `load_problems`, instead of the hub."""
+    `load_problems`."""
     train, test = load_problems(data_dir)
     held = max(1, len(train) // 10)
     return KernelTask(train[:-held], train[-held:], test)

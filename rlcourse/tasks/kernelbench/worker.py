@@ -69,12 +69,9 @@ class Runner:
         self.model = make_model(self.problems[0], setup["name"], vars(module), setup["seed"], self.device)
 
     def run(self, seed: int, shape: int, kind: str, way: str) -> dict:
-        """One trial. way: "timed"; "checked", with nan in memory that nobody wrote to and torch's operations listed; or
-        "empty", which returns the last trial's outputs, to measure a trial without a model.
-
-        Returns the pass's `seconds` by this process's clock; the outputs' `digest`, `shapes` and `dtypes`; and for a
-        checked trial the `operations` and the `inputs`' digest after the pass.
-        """
+        """One trial: what it took, gave and called, for `readable`. way: "timed"; "checked", with nan in memory that
+        nobody wrote to and torch's operations listed; or "empty", which returns the last trial's outputs, to measure a
+        trial without a model."""
         inputs = make_inputs(self.problems[shape], seed, kind, self.device)
         listed = Operations()
         if way == "checked":
@@ -88,12 +85,12 @@ class Runner:
             seconds = self.timed(forward, inputs)
         if not all(type(output) is torch.Tensor for output in self.outputs):
             raise TypeError("the model gave something else than plain tensors")
-        found = {"seconds": seconds, "digest": digest(self.outputs), "operations": sorted(listed.names), "inputs": []}
-        found["shapes"] = [list(output.shape) for output in self.outputs]
-        found["dtypes"] = [str(output.dtype) for output in self.outputs]
-        if way == "checked":
-            found["inputs"] = digest([item for item in inputs if isinstance(item, torch.Tensor)])
-        return found
+        tensors = [item for item in inputs if isinstance(item, torch.Tensor) and way == "checked"]
+        return {
+            "seconds": seconds, "digest": digest(self.outputs), "shapes": [list(o.shape) for o in self.outputs],
+            "dtypes": [str(o.dtype) for o in self.outputs], "operations": sorted(listed.names),
+            "inputs": digest(tensors),
+        }  # fmt: skip
 
     def timed(self, forward, inputs: list) -> float:
         """Seconds of one pass; on a GPU by events and with a flushed L2 cache."""
@@ -116,8 +113,6 @@ class Runner:
 
 
 class Operations(TorchDispatchMode):
-    """Notes which of torch's operations run."""
-
     def __init__(self):
         super().__init__()
         self.names: set[str] = set()

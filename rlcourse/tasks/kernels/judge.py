@@ -34,8 +34,8 @@ class Finding:
 def judge_program(
     text: str, computation: Computation, tried_on: tuple[tuple[int, int], ...] = TEST_INPUTS, loophole: str = "none"
 ) -> Finding:
-    """Judge the text of a program. loophole "none": the honest judge. "stale": memory still holds the reference's
-    values, also those that the program didn't write. "side": the clock doesn't wait for the side stream."""
+    """Judge the text of a program. loophole "stale": memory still holds all of the reference's values. "side": the
+    clock doesn't wait for the side stream. "none": the honest judge."""
     stale = loophole == "stale"
     try:
         program = parse(text)
@@ -57,7 +57,7 @@ def judge_program(
 def share_stated(text: str, computation: Computation) -> float:
     """Partial credit from 0 to 1: the share of the computation's lines that a program states in their place, whatever
     else is wrong. An extra statement counts as a missing line."""
-    statements, stated = text.split(";")[:-1], 0  # a statement ends in ';'
+    statements, stated = text.split(";")[:-1], 0
     for statement, asked in zip(statements, computation.lines, strict=False):
         with suppress(CompileError):
             stated += parse_statement(statement.split()).line == asked

@@ -50,8 +50,6 @@ class CompileError(ValueError):
 
 @dataclass(frozen=True)
 class Line:
-    """name = op(args)."""
-
     name: str
     op: str
     args: tuple[str, ...]
@@ -75,7 +73,7 @@ class Computation:
 
     @cached_property
     def narrow(self) -> frozenset[str]:
-        """The values that are one number per row, [rows, 1]."""
+        """The values that are [rows, 1]."""
         narrow: set[str] = set()
         for line in self.lines:
             update_narrow(narrow, line)
@@ -84,8 +82,6 @@ class Computation:
 
 @dataclass(frozen=True)
 class Statement:
-    """A line and how it runs."""
-
     line: Line
     ends: bool = True
     keeps: bool = False
@@ -138,7 +134,6 @@ def parse(text: str) -> list[Statement]:
 
 
 def parse_statement(words: list[str]) -> Statement:
-    """One statement from its words, without the `;`."""
     side = words[:1] == ["side"]
     line, how = parse_line(words[side:])
     ends = how[:1] == ["end"]
@@ -161,7 +156,6 @@ def parse_line(words: list[str]) -> tuple[Line, list[str]]:
 
 
 def write(program) -> str:
-    """The text of a program, which `parse` reads."""
     return " ".join(map(str, program))
 
 
@@ -171,12 +165,10 @@ def eager(computation: Computation) -> list[Statement]:
 
 
 def compile_program(program: list[Statement], computation: Computation, stale: bool = False) -> list[Launch]:
-    """The program's launches. Raises CompileError, with the reason.
-
-    Refused are: a name that is not a value of the computation, or is computed twice; an operand that is neither in
-    memory nor in a register; more tensors at once than the registers hold; `side` inside a launch; a y that is not put.
-    stale: memory holds every value of the computation already, so that any name can be read (a loophole).
-    """
+    """The program's launches. Refused, with the reason in a CompileError, are: a name that is not a value of the
+    computation, or is computed twice; an operand that is neither in memory nor in a register; more tensors at once than
+    the registers hold; `side` inside a launch; a y that is not put. stale: memory holds every value already (a
+    loophole)."""
     values = {line.name for line in computation.lines}
     memory = set(computation.inputs) | (values if stale else set())
     narrow = set(computation.narrow)  # as stale memory has them; then by what the program computes under the name
@@ -208,9 +200,8 @@ def split_launches(program: list[Statement]) -> list[tuple[Statement, ...]]:
 
 
 def compile_launch(statements: tuple[Statement, ...], memory: set[str], narrow: set[str]) -> Launch:
-    """What the launch loads, checked against what is in memory before it, and against the registers. A value is held
-    from the statement that loads or computes it to the last one of the launch that reads it. A result may take the
-    place of an operand that is read for the last time. `narrow` is brought up to date."""
+    """What the launch loads, checked against memory and registers; `narrow` is brought up to date. A value is held up
+    to the last statement that reads it, whose result may take its place."""
     last_read = {name: i for i, statement in enumerate(statements) for name in statement.line.args}
     loads, held = [], set()
     for i, statement in enumerate(statements):

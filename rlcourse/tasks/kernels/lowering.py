@@ -1,23 +1,13 @@
-"""A program of the tile language as Triton source: a kernel per launch, a program instance per row. A register of the
-language is a variable of the kernel. Both streams become one, with launches in the program's order."""
+"""A program of the tile language as Triton source: a kernel per launch, an instance per row, a variable per register.
+Both streams become one."""
 
 from rlcourse.tasks.kernels.language import REDUCTIONS, Computation, Launch, Line, Statement, compile_program
 
 EXPRESSIONS = {
-    "add": "{0} + {1}",
-    "sub": "{0} - {1}",
-    "mul": "{0} * {1}",
-    "div": "{0} / {1}",
-    "max": "tl.maximum({0}, {1})",
-    "min": "tl.minimum({0}, {1})",
-    "relu": "tl.maximum({0}, 0.0)",
-    "neg": "-{0}",
-    "abs": "tl.abs({0})",
-    "square": "{0} * {0}",
-    "exp": "tl.exp({0})",
-    "sigmoid": "tl.sigmoid({0})",
-    "sqrt": "tl.sqrt({0})",
-}
+    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "max": "tl.maximum({0}, {1})",
+    "min": "tl.minimum({0}, {1})", "relu": "tl.maximum({0}, 0.0)", "neg": "-{0}", "abs": "tl.abs({0})",
+    "square": "{0} * {0}", "exp": "tl.exp({0})", "sigmoid": "tl.sigmoid({0})", "sqrt": "tl.sqrt({0})",
+}  # fmt: skip
 REDUCED = {"rowsum": ("tl.sum", "0.0"), "rowmax": ("tl.max", 'float("-inf")')}  # and what stands beyond the columns
 HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
 
@@ -38,7 +28,6 @@ def lower(program: list[Statement], computation: Computation) -> str:
 
 
 def kernel_source(number: int, launch: Launch) -> str:
-    """The kernel of one launch, which loads values at their first use and stores them where they are computed."""
     body = ["row = tl.program_id(0)", "column = tl.arange(0, BLOCK)"]
     here: set[str] = set()
     for statement in launch.statements:
@@ -54,7 +43,6 @@ def kernel_source(number: int, launch: Launch) -> str:
 
 
 def moved(launch: Launch) -> list[str]:
-    """The tensors that a launch reads or writes, each once."""
     return list(dict.fromkeys([*launch.loads, *launch.stores]))
 
 
@@ -66,13 +54,12 @@ def address(name: str, launch: Launch) -> str:
 
 
 def expression(line: Line, launch: Launch) -> str:
-    """A line as an expression. Beyond the columns a block holds anything, so reductions mask with a neutral element."""
     if line.op not in REDUCTIONS:
         return EXPRESSIONS[line.op].format(*line.args)
     (operand,) = line.args
     if operand in launch.narrow:  # the sum, and the largest, of one number
         return operand
-    reduce, neutral = REDUCED[line.op]
+    reduce, neutral = REDUCED[line.op]  # beyond the columns a block holds anything
     return f"{reduce}(tl.where(column < columns, {operand}, {neutral}), 0)"
 
 

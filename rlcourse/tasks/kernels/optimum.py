@@ -3,6 +3,7 @@ compute every line once are the orders of the lines times the cuts into launches
 only costs time, so a program keeps everything that no later launch reads."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from itertools import product
 
@@ -22,12 +23,10 @@ def optimum(computation: Computation, card: Card = A10G) -> tuple[float, tuple[S
     for order in orders(list(computation.lines)):
         for ends in product((False, True), repeat=len(order) - 1):
             program = kept_where_possible(order, (*ends, True))
-            try:
+            with suppress(CompileError):  # out of registers
                 time = program_us(compile_program(program, computation), card)
-            except CompileError:  # out of registers
-                continue
-            if time < best[0] - 1e-9:
-                best = time, tuple(program)
+                if time < best[0] - 1e-9:
+                    best = time, tuple(program)
     return best
 
 

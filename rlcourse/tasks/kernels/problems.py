@@ -7,15 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rlcourse.tasks.kernels.interpret import (
-    LARGEST,
-    TEST_INPUTS,
-    TRAINING_INPUTS,
-    agrees,
-    draw_inputs,
-    execute,
-    reference,
-)
+from rlcourse.tasks.kernels import interpret
+from rlcourse.tasks.kernels.interpret import agrees, draw_inputs, execute, reference
 from rlcourse.tasks.kernels.language import INPUTS, LETTERS, Computation, Line, eager
 from rlcourse.tasks.kernels.optimum import fits_one_launch
 
@@ -52,7 +45,7 @@ def computations(
 
 
 def split_of(computation: Computation) -> str:
-    """train or test, by a blake2b hash of the lines with names numbered by first use."""
+    """By a blake2b hash of the lines with names numbered by first use."""
     numbers: dict[str, int] = {}
     structure = [
         (line.op, *(numbers.setdefault(name, len(numbers)) for name in (*line.args, line.name)))
@@ -64,8 +57,6 @@ def split_of(computation: Computation) -> str:
 
 @dataclass
 class Draft:
-    """A computation in the making. unread: inputs and results that no line reads yet."""
-
     inputs: list[str]
     names: list[str]
     lines: list[Line] = field(default_factory=list)
@@ -73,7 +64,6 @@ class Draft:
     positive: set[str] = field(default_factory=set)
 
     def add(self, op: str, *args: str) -> str:
-        """Add a line with the next name, which is returned."""
         name = self.names[len(self.lines)]
         self.lines.append(Line(name, op, args))
         self.unread = [*(other for other in self.unread if other not in args), name]
@@ -83,20 +73,23 @@ class Draft:
         return name
 
     def operand(self, rng: random.Random) -> str:
-        """Mostly one that isn't read yet, so that few are left over."""
+        """Mostly one that no line reads yet, so that few are left over."""
         read = [*self.inputs, *(line.name for line in self.lines)]
         return rng.choice(self.unread if rng.random() < 0.8 else read)
 
 
 def draw(rng: random.Random, length: int) -> Computation | None:
-    """A computation of `length` lines, with names from a random letter on; None if a line or an input is never read."""
     inputs = rng.sample(INPUTS, rng.choice([1, 2, 2, 3, 3, 4]))
     first = rng.randint(0, len(LETTERS) + 1 - length)
     draft = Draft(inputs, [*LETTERS[first : first + length - 1], "y"], unread=list(inputs))
     while len(draft.lines) < length:
         kind = rng.random()
         if kind < 0.25:
-            add_idiom(draft, rng, length)
+            idiom = rng.choice(IDIOMS)
+            if len(draft.lines) + len(idiom) <= length:
+                operand, made = draft.operand(rng), []
+                for op, *args in idiom:
+                    made.append(draft.add(op, *(operand if arg == "X" else made[arg] for arg in args)))
         elif kind < 0.75:
             op, left, right = rng.choice(JOINS), draft.operand(rng), draft.operand(rng)
             if left != right and not (op == "div" and right not in draft.positive):
@@ -106,28 +99,17 @@ def draw(rng: random.Random, length: int) -> Computation | None:
     return Computation(tuple(draft.lines)) if draft.unread == ["y"] else None
 
 
-def add_idiom(draft: Draft, rng: random.Random, length: int) -> None:
-    """Draw an idiom and add its lines, if there is room."""
-    idiom = rng.choice(IDIOMS)
-    if len(draft.lines) + len(idiom) > length:
-        return
-    operand, made = draft.operand(rng), []
-    for op, *args in idiom:
-        made.append(draft.add(op, *(operand if arg == "X" else made[arg] for arg in args)))
-
-
 def is_posed(computation: Computation) -> bool:
-    """Whether y is a matrix that depends on the inputs, is exact enough in float32, and needs every line. A line isn't
-    needed if y is the same with one of its operands in its place, like `abs` before `square`: a program without it
-    would be right and beat the optimum."""
+    """Whether y is a matrix that depends on the inputs, is exact enough in float32, and needs every line: one isn't
+    needed if y is the same with its operand in its place, like `abs` before `square`."""
     if "y" in computation.narrow:
         return False
-    for seed, columns in (*TEST_INPUTS, *TRAINING_INPUTS):
+    for seed, columns in (*interpret.TEST_INPUTS, *interpret.TRAINING_INPUTS):
         inputs = draw_inputs(computation, seed, columns)
         y = reference(computation, inputs)["y"]
         if not agrees(execute(eager(computation), inputs)["y"], y):
             return False
-    usable = np.isfinite(y) & (np.abs(y) < LARGEST)
+    usable = np.isfinite(y) & (np.abs(y) < interpret.LARGEST)
     if usable.mean() < 0.7 or not usable[ORDINARY_ROWS].all() or np.ptp(y[:2]) < 1e-3:
         return False
     return not any(
@@ -138,6 +120,5 @@ def is_posed(computation: Computation) -> bool:
 
 
 def replaced(computation: Computation, name: str, by: str) -> Computation:
-    """The computation without the line `name`, and with `by` wherever `name` was read."""
     others = [line for line in computation.lines if line.name != name]
     return Computation(tuple(replace(x, args=tuple(by if arg == name else arg for arg in x.args)) for x in others))

@@ -68,8 +68,7 @@ class KernelProblem:
 
 @dataclass(frozen=True)
 class KernelTask(ListTask):
-    """loophole: open while training; evaluations are honest and use more inputs. partial: whether `share_stated` is
-    added to the reward."""
+    """loophole: open while training; evaluations are honest. partial: whether `share_stated` is added to the reward."""
 
     name: str
     train: list[KernelProblem]
@@ -109,32 +108,27 @@ class KernelTask(ListTask):
 def measured(honest: Finding, problem: KernelProblem) -> dict[str, float | None]:
     """A program's metrics by the honest judge. Those for long problems are None for short ones, and vice versa."""
     most = eager_us(problem.computation) / optimum(problem.computation)[0]
-    correct, fast, launches = float(honest.correct), float(honest.speedup > 1 + SAME), float(honest.launches)
+    correct, fast = float(honest.correct), float(honest.speedup > 1 + SAME)
     refused = not fits_one_launch(problem.computation)
-    values = (
-        honest.speedup / most,
-        float(honest.compiled),
-        correct,
-        honest.speedup if honest.correct else None,
-        float(honest.speedup > most * (1 - SAME)),
-        fast,
-        float(honest.speedup >= 1.5),
-        float(honest.speedup >= 2),
-        launches if honest.correct else None,
-        correct if refused else None,
-        fast if refused else None,
-    )
-    metrics = dict(zip(METRICS, values, strict=True))
+    metrics = {
+        "share_of_optimum": honest.speedup / most, "compiled": float(honest.compiled), "correct": correct,
+        "speedup": honest.speedup if honest.correct else None, "optimal": float(honest.speedup > most * (1 - SAME)),
+        "fast_1": fast, "fast_1.5": float(honest.speedup >= 1.5), "fast_2": float(honest.speedup >= 2),
+        "launches": float(honest.launches) if honest.correct else None,
+        "refused_correct": correct if refused else None, "refused_fast_1": fast if refused else None,
+    }  # fmt: skip
     if problem.is_long:
         return dict.fromkeys(METRICS) | {name: metrics[name.removeprefix("long_")] for name in LONG_METRICS}
     return metrics | dict.fromkeys(LONG_METRICS)
 
 
 def load(data_dir: str | None = None) -> KernelTask:
-    """The task from `data_dir`, or the problems that ship: train.txt, validation.txt, test.txt, a computation a line.
-    Raises FileNotFoundError for a missing file, ValueError for a line that is not a computation."""
+    """The task from `data_dir`, or the problems that ship: train.txt and so on, a computation a line. Raises
+    FileNotFoundError for a missing file, ValueError for a line that is not one."""
     folder = data_folder() / "kernels" if data_dir is None else Path(data_dir).expanduser()
-    return KernelTask("kernels", *(read_problems(folder / f"{split}.txt") for split in SPLITS))
+    files = (folder / f"{split}.txt" for split in SPLITS)
+    lines = (read_each_line(file, lambda line: read_computation(line.decode()), "computations") for file in files)
+    return KernelTask("kernels", *([KernelProblem(computation) for _, computation in found] for found in lines))
 
 
 # Lesson 14's tasks, as in `--task rlcourse.tasks.kernels.task:stale`.
@@ -151,9 +145,3 @@ def side(data_dir: str | None = None) -> KernelTask:
 def partial(data_dir: str | None = None) -> KernelTask:
     """The task with a judge that gives partial credit."""
     return replace(load(data_dir), name="kernels-partial", partial=True)
-
-
-def read_problems(path: Path) -> list[KernelProblem]:
-    """The computations of a file. Raises FileNotFoundError or ValueError, naming file and line."""
-    lines = read_each_line(path, lambda line: read_computation(line.decode()), "computations")
-    return [KernelProblem(computation) for _, computation in lines]
