@@ -1,14 +1,11 @@
 """The lessons of the course, in order."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Lesson:
-    """A lesson's title, its difficulty from 1 to 5, and what's in it."""
-
+class Lesson(NamedTuple):
     title: str
-    difficulty: int
+    difficulty: int  # from 1 to 5
     holds: str
 
 

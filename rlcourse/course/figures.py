@@ -4,20 +4,10 @@ of `rlcourse.measure.plots`, which colour-blind readers can tell apart."""
 DPI = 120
 
 STYLE = {
-    "figure.dpi": DPI,
-    "savefig.dpi": DPI,
-    "figure.figsize": (6.5, 3.4),
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.labelsize": 10,
-    "legend.fontsize": 9,
-    "legend.frameon": False,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 4,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.alpha": 0.25,
-}
+    "figure.dpi": DPI, "savefig.dpi": DPI, "figure.figsize": (6.5, 3.4), "font.size": 10, "axes.titlesize": 11,
+    "axes.labelsize": 10, "legend.fontsize": 9, "legend.frameon": False, "lines.linewidth": 1.8, "lines.markersize": 4,
+    "axes.spines.top": False, "axes.spines.right": False, "grid.alpha": 0.25,
+}  # fmt: skip
 
 
 def use_style() -> None:

@@ -26,17 +26,16 @@ def loop_file() -> Path:
 
 
 def load_loop() -> ModuleType:
-    """A fresh copy of the reader's loop, or of ours where there is none, and a line that says which. A notebook may
-    replace its functions (`loop.weigh = ...`) without changing the file."""
+    """A fresh copy of the reader's loop, or of ours where there is none, and a line that says which."""
     path = loop_file()
     print(f"training with your {path.name}" if path.exists() else "training with our loop: rlcourse/course/loop.py")
     return imported(path if path.exists() else OURS)
 
 
 def save_loop(**functions: Callable) -> ModuleType:
-    """Put functions into the reader's loop, each in the place of the one that its keyword names, and load it. What a
-    function uses of its notebook goes with it: other functions, numbers, texts and modules. Raises ValueError, in one
-    sentence, for a name that the loop does not have and for a function whose source cannot be found."""
+    """Put functions into the reader's loop, each in the place of the one that its keyword names, with what they use of
+    their notebook, and load it. Raises ValueError for a name that the loop does not have and for a function whose
+    source cannot be found."""
     path = loop_file()
     text = (path if path.exists() else OURS).read_text(encoding="utf-8")
     known = defined(OURS.read_text(encoding="utf-8"))
@@ -54,7 +53,6 @@ def save_loop(**functions: Callable) -> ModuleType:
 
 
 def imported(path: Path) -> ModuleType:
-    """The file as the module `my_loop`."""
     spec = importlib.util.spec_from_file_location("my_loop", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules["my_loop"] = module
@@ -85,7 +83,6 @@ def put(text: str, name: str, source: str, before: str = "") -> str:
 
 
 def renamed(function: Callable, name: str) -> str:
-    """The source of a function under another name."""
     try:
         source = textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError):

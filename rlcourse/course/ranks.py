@@ -1,6 +1,5 @@
-"""Several processes for a notebook, each a rank of one `torch.distributed` group on the CPU (gloo). A function of a
-notebook cannot be started in a new process by Python itself, which finds functions by their module. dill, which comes
-with datasets, packs it with what it refers to."""
+"""Several processes for a notebook, each a rank of one `torch.distributed` group on the CPU (gloo). dill, which comes
+with datasets, packs a notebook's function with what it refers to."""
 
 import io
 import multiprocessing
@@ -31,8 +30,8 @@ class Ranks:
         self.meeting: tempfile.TemporaryDirectory | None = None  # where they find each other
 
     def run(self, function: Callable, *arguments: Any) -> list[Any]:
-        """What `function(rank, *arguments)` returns on each rank, by rank; what it prints there is printed here. Raises
-        RuntimeError if it fails on a rank, TimeoutError if it takes too long. All processes are then ended."""
+        """What `function(rank, *arguments)` returns on each rank; what it prints there is printed here. Raises
+        RuntimeError if it fails on a rank, TimeoutError if it takes too long; all processes are then ended."""
         work = dill.dumps((function, arguments), recurse=True)
         try:
             if not self.processes:
@@ -67,9 +66,8 @@ class Ranks:
             ready = wait(open_ones, max(0.0, until - time.monotonic()))
             if not ready:
                 late = ", ".join(str(rank) for rank in range(self.size) if rank not in found)
-                raise TimeoutError(
-                    f"No answer from rank {late} after {self.seconds:g} s: does it wait for what nobody sends?"
-                )
+                hint = "does it wait for what nobody sends?"
+                raise TimeoutError(f"No answer from rank {late} after {self.seconds:g} s: {hint}")
             for pipe in ready:
                 rank = self.pipes.index(pipe)
                 try:
@@ -91,9 +89,8 @@ class Ranks:
         """End the processes. A later `run` starts others."""
         for process in self.processes:
             process.kill()
-        for process in self.processes:
+        for process, pipe in zip(self.processes, self.pipes, strict=True):
             process.join()
-        for pipe in self.pipes:
             pipe.close()
         if self.meeting is not None:
             self.meeting.cleanup()
@@ -101,7 +98,6 @@ class Ranks:
 
 
 def serve(rank: int, size: int, folder: str, pipe: Connection) -> None:
-    """A rank: it calls what it is sent until nobody is there who sends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a notebook's stop button reaches all: the first process ends us
     import torch
     import torch.distributed as dist

@@ -19,12 +19,11 @@ SIZE = (5.0, 3.4)  # inches of one picture
 
 
 def explorer(draw: Callable, static: list[dict[str, Any]], **controls) -> None:
-    """Show `draw(axes, **values)` with a control for each value, or one picture for each entry of `static`.
+    """Show `draw(axes, **values)` with a control for each value, or one picture for each dictionary of values in
+    `static`, under RLCOURSE_STATIC=1 (the notebooks that ship) and where ipywidgets is missing.
 
-    static: dictionaries of values whose pictures tell the story on paper. controls: by name, (start, low, high, step)
-    for a slider, a list of choices for a menu (the first is the start), or True or False for a check box. The pictures
-    stand alone under RLCOURSE_STATIC=1 (the notebooks that ship) and where ipywidgets is missing. Works with
-    ipywidgets 7 and 8.
+    controls: by name, (start, low, high, step) for a slider, a list of choices for a menu, or True or False for a check
+    box.
     """
     from IPython.display import Image, display
 
@@ -45,7 +44,7 @@ def explorer(draw: Callable, static: list[dict[str, Any]], **controls) -> None:
 
 
 def live_widgets():
-    """The module ipywidgets, or None where widgets show nothing: under RLCOURSE_STATIC=1, or where it is missing."""
+    """The module ipywidgets, or None where widgets show nothing."""
     if os.environ.get("RLCOURSE_STATIC") == "1":
         return None
     try:
@@ -56,7 +55,6 @@ def live_widgets():
 
 
 def control(ipywidgets, name: str, values):
-    """The widget for one value: see `explorer`."""
     wide = {"description": name.replace("_", " "), "style": {"description_width": "120px"}}
     if isinstance(values, bool):
         return ipywidgets.Checkbox(value=values, indent=False, description=wide["description"])
@@ -92,7 +90,6 @@ class Bet:
         self.waiting: list[Callable[[], None]] = []  # results to open once the bet is placed
 
     def place(self, value: float | str) -> None:
-        """Fix the prediction, and open the results that waited for it."""
         self.value = value
         while self.waiting:
             self.waiting.pop()()
@@ -125,7 +122,7 @@ class Bet:
             display(box)
 
     def scored(self, found: float | str | list[float]) -> str:
-        """The result as HTML, below the bet and how far it was off, if there is one."""
+        """As HTML, below the bet and how far it was off, if there is one."""
         runs = found if isinstance(found, list) else [found]
         if isinstance(runs[0], str):
             words, score = runs[0], "✔" if runs[0] == self.value else "✘"
@@ -164,8 +161,7 @@ bets: dict[str, Bet] = {}  # by question: a cell that runs again finds the bet t
 
 def bet(question: str, values: tuple | list[str], unit: str = "") -> Bet:
     """Ask for a prediction before a run and return it. values: (start, low, high, step) of a slider, or choices. A bet
-    can be placed once. Without ipywidgets and under RLCOURSE_STATIC=1 (the notebooks that ship) the question is
-    text."""
+    can be placed once. Where there are no widgets the question is text."""
     from IPython.display import Markdown, display
 
     placed = bets.setdefault(question, Bet(question, unit))
@@ -191,7 +187,6 @@ def bet(question: str, values: tuple | list[str], unit: str = "") -> Bet:
 
 
 def range_of(values: tuple | list[str], unit: str) -> str:
-    """What one can bet on, as Markdown within a quotation."""
     if isinstance(values, tuple):
         return f"<br>(from {values[1]:,} to {values[2]:,} {unit}".rstrip() + ")"
     return "".join(f"\n> - {choice}" for choice in values)

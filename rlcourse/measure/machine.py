@@ -1,5 +1,5 @@
-"""What this machine is: processor, memory, GPUs, driver and library versions. What cannot be found is None. `doctor`
-prints these facts, `records` stores some of them with a measurement. None names the host or a folder."""
+"""What this machine is: processor, memory, GPUs, driver and library versions, None where it cannot be found. Nothing
+names the host or a folder."""
 
 import contextlib
 import importlib.metadata
@@ -14,7 +14,7 @@ PEERS = ("trl", "vllm", "flashinfer-python")  # measured beside ours where they 
 
 
 def cpu_model() -> str:
-    """The processor's own name, such as 'AMD EPYC 7763 64-Core Processor'; the architecture where it has none."""
+    """Such as 'AMD EPYC 7763 64-Core Processor'; the architecture where it has no name."""
     try:
         if platform.system() == "Darwin":
             return _output("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
@@ -30,36 +30,28 @@ def cpu_cores() -> int:
 
 
 def memory_bytes() -> int | None:
-    """Main memory in bytes, or the container's limit if that is lower; None if the system does not say."""
+    """Main memory, or the container's limit if that is lower; None if the system does not say."""
     sizes = []
     if hasattr(os, "sysconf"):
         sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            with open(limit) as file:
-                sizes.append(int(file.read()))
-        except (OSError, ValueError):  # no such file, or the word "max"
-            pass
+        with contextlib.suppress(OSError, ValueError), open(limit) as file:  # no such file, or the word "max"
+            sizes.append(int(file.read()))
     return min(sizes, default=None)
 
 
 def versions() -> dict[str, str | None]:
     """Installed versions of Python and the main libraries, None for one that is missing; and peers that are there."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    for peer in PEERS:
+    found = {"python": platform.python_version()} | dict.fromkeys(PACKAGES)
+    for package in (*PACKAGES, *PEERS):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[peer] = importlib.metadata.version(peer)
+            found[package] = importlib.metadata.version(package)
     return found
 
 
 def gpus() -> list[dict[str, Any]]:
-    """The CUDA devices that torch can use: name, memory in bytes, compute capability. Empty if torch has none. Raises
-    whatever importing torch raises."""
+    """The CUDA devices that torch can use: name, memory in bytes, compute capability. Raises whatever importing torch
+    raises."""
     import torch
 
     if not torch.cuda.is_available():

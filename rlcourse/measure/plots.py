@@ -4,6 +4,7 @@ those of Okabe and Ito, which colour-blind readers can tell apart; line styles a
 import itertools
 import math
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
@@ -28,15 +29,10 @@ STYLES = {
     "gspo": (PURPLE, "-.", "X"),
     "cispo": (BLACK, "--", "*"),
 }
-LABELS = {
-    "reinforce": "REINFORCE",
-    "reinforce_baseline": "REINFORCE, batch mean",
-    "dr_grpo": "Dr. GRPO",
-}
+LABELS = {"reinforce": "REINFORCE", "reinforce_baseline": "REINFORCE, batch mean", "dr_grpo": "Dr. GRPO"}
 
 VALIDATION_STYLES = ((BLUE, "-"), (SKY, "--"), (GREEN, ":"), (VERMILION, "-."), (PURPLE, "--"), (BLACK, ":"))
 WINDOW = 5  # steps of the moving means
-
 
 # What is drawn of a run beside its validation: a metric, its title and unit.
 RL = (
@@ -52,10 +48,8 @@ def plot_run(
 ) -> None:
     """One run as a picture, over its steps: validation, if anything was measured there, and `curves`.
 
-    metrics: rows of metrics.jsonl with step and the curves' names, None where there was nothing to measure. evals: rows
-    of evals.jsonl with step and the task's metrics, and with what was measured of a curve on examples held out. path:
-    the PNG to write. measured: the task's metrics and their formats; the first is drawn, and the others in percent if
-    it is in percent.
+    metrics, evals: rows of metrics.jsonl and evals.jsonl, each with its step. path: the PNG to write. measured: the
+    task's metrics and their formats; the first is drawn, and the others in percent if it is in percent.
     """
     count = len(curves) + bool(measured)
     rows, columns = math.ceil(count / 2), min(count, 2)
@@ -68,7 +62,8 @@ def plot_run(
     for axes, (key, title, unit), color in zip(panels, curves, (ORANGE, GREEN, PURPLE), strict=False):
         steps, values = _series(metrics, key)
         axes.plot(steps, values, color=color, linewidth=0.9, alpha=0.5, label="each step")
-        axes.plot(steps, _moving_mean(values), color=color, linewidth=2, label=f"mean of the last {WINDOW}")
+        means = [fmean(values[max(0, i - WINDOW) : i]) for i in range(1, len(values) + 1)]
+        axes.plot(steps, means, color=color, linewidth=2, label=f"mean of the last {WINDOW}")
         steps, values = _series(evals, key)
         if steps:
             axes.plot(steps, values, color=BLUE, linewidth=2, marker="o", markersize=4, label="held out")
@@ -96,7 +91,7 @@ def _draw_validation(axes: Axes, evals: list[dict[str, Any]], measured: dict[str
 
 def seed_band(seeds: list[dict[str, Any]]) -> tuple[list[int], list[float], list[float], list[float]]:
     """Steps at which every seed was evaluated, and the least, mean and greatest accuracy there. seeds: the results of a
-    learning curve's record, each with evals: [{"step", "accuracy"}, ...]."""
+    learning curve's record."""
     by_seed = [{row["step"]: row["accuracy"] for row in seed["evals"]} for seed in seeds]
     steps = sorted(set.intersection(*map(set, by_seed)))
     columns = [[accuracy[step] for accuracy in by_seed] for step in steps]
@@ -105,7 +100,7 @@ def seed_band(seeds: list[dict[str, Any]]) -> tuple[list[int], list[float], list
 
 def draw_roofline(axes: Axes, machine: "Machine", points: list[tuple[str, "Work", float]]) -> None:
     """A machine's roof, and where programs stand under it, on logarithmic axes. points: (label, what had to be done,
-    seconds it took). To the left of the ridge a program waits for bytes, to the right of it for operations."""
+    seconds it took)."""
     intensities = [work.intensity for _, work, _ in points] + [machine.ridge]
     left, right = min(intensities) / 3, max(intensities) * 3
     roof = [left, machine.ridge, right]
@@ -125,15 +120,8 @@ def draw_roofline(axes: Axes, machine: "Machine", points: list[tuple[str, "Work"
 
 
 def _series(rows: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    """Steps and values of the rows that have a value."""
     pairs = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
     return [step for step, _ in pairs], [value for _, value in pairs]
-
-
-def _moving_mean(values: list[float]) -> list[float]:
-    """Mean of each value and the ones before it, `WINDOW` at most."""
-    windows = [values[max(0, i + 1 - WINDOW) : i + 1] for i in range(len(values))]
-    return [sum(window) / len(window) for window in windows]
 
 
 def finish(axes: Axes, title: str, unit: str) -> None:

@@ -15,9 +15,9 @@ from rlcourse.measure.timing import seconds
 
 @dataclass(frozen=True)
 class Profile:
-    """What one call did, a mean over several. seconds: wall time, measured without the profiler. busy: share of it in
-    which the GPU worked, None on a CPU. kernels: GPU kernels, or operators on a CPU. launches: times the host told the
-    GPU to start something; a CUDA graph is one."""
+    """A mean over several calls. seconds: wall time, without the profiler. busy: share of it in which the GPU worked,
+    None on a CPU. kernels: GPU kernels, or operators on a CPU. launches: times the host told the GPU to start
+    something."""
 
     seconds: float
     busy: float | None
@@ -31,8 +31,8 @@ LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpy
 def profile(
     run: Callable[[], object], device: torch.device, repeats: int = 5, trace: str | Path | None = None
 ) -> Profile:
-    """Time `run`, then run it under `torch.profiler`. trace: where to write a Chrome trace, for ui.perfetto.dev. The
-    profiler slows the host down, so the time is taken without it; the GPU's kernels are as fast with it."""
+    """Time `run` without the profiler, which slows the host down, then run it under `torch.profiler`. trace: where to
+    write a Chrome trace, for ui.perfetto.dev."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler writes notes of its own on stderr
     run()
     elapsed = seconds(lambda: [run() for _ in range(repeats)], device) / repeats

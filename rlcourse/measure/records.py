@@ -31,8 +31,8 @@ def load_record(
     name: str, device: str | None = None, folder: Path | None = None, command: str | None = None
 ) -> dict[str, Any]:
     """The record `name` of `device`, a device's name or folder name; of the only device that has one if not given.
-    folder: data/measurements if not given. command: what makes the record; `tools.bench` if not given. Raises
-    FileNotFoundError if there is none, ValueError if there are several to choose from or the file isn't JSON."""
+    folder: data/measurements if not given. command: what makes it. Raises FileNotFoundError if there is none,
+    ValueError if there are several to choose from or the file isn't JSON."""
     folder = folder or data_folder() / "measurements"
     found = sorted(folder.glob(f"{slug(device) if device else '*'}/{name}.json"))
     remedy = f"measure it with `{command or f'python -m tools.bench {name} --record'}`"

@@ -1,9 +1,6 @@
 """The least time that work can take: the bytes it must move, the operations it must do, and how fast a machine is at
-both (Williams et al. 2009, "Roofline: An Insightful Visual Performance Model").
-
-Counted is what no implementation can avoid: each weight read once a step, each key and value once, one multiplication
-and one addition for each weight and row. Whatever a program does beyond that can be saved.
-"""
+both (Williams et al. 2009, "Roofline: An Insightful Visual Performance Model"). Counted is what no implementation can
+avoid."""
 
 from dataclasses import dataclass
 
@@ -46,7 +43,7 @@ class Machine:
     flops_per_s: float
 
     def floor_seconds(self, work: Work) -> float:
-        """The least time that the work can take here: that of its bytes or of its operations, whichever is longer."""
+        """That of its bytes or of its operations, whichever is longer."""
         return max(work.total_bytes / self.bytes_per_s, work.total_flops / self.flops_per_s)
 
     @property
@@ -61,12 +58,9 @@ def layer_weights(shape: ModelShape) -> int:
 
 
 def decode_step(shape: ModelShape, rows: int, context: float, element_bytes: int = 2) -> Work:
-    """One decode step of `rows` rows that attend to `context` tokens each (a mean).
-
-    Read: every weight of the layers and of the head once, whatever the number of rows; keys and values of every row.
-    Written: keys and values of one token. A multiplication and an addition for each weight and row; twice that many
-    for each query head, head dimension and token that is attended to (scores, then the mix of values).
-    """
+    """One decode step of `rows` rows that attend to `context` tokens each (a mean). Read: every weight of the layers
+    and of the head once, keys and values of every row. Written: keys and values of one token. Two operations for each
+    weight and row, four for each query head, head dimension and token attended to (scores, then the mix of values)."""
     cache_row = shape.layers * 2 * shape.kv_heads * shape.head_dim
     head = shape.vocabulary * shape.hidden
     weights = layer_weights(shape)
@@ -88,9 +82,8 @@ def update(shape: ModelShape, rows: int, length: int, completion: int, checkpoin
     """One optimizer step on `rows` sequences of `length` tokens, of which the last `completion` have log-probs.
 
     A forward pass has two operations a weight and token, a backward pass twice as many (Kaplan et al. 2020,
-    arXiv:2001.08361); causal attention looks at half of all pairs. With gradient checkpointing the layers run forward
-    once more. Bytes are those of weights, gradients and AdamW in float32: activations depend on the program. As is
-    usual, a prompt counts for each of its answers; the exact pass, which computes it once, can do with less.
+    arXiv:2001.08361), causal attention half of all pairs; checkpointing runs the layers forward once more. Bytes are
+    those of weights, gradients and AdamW in float32. A prompt counts for each of its answers.
     """
     passes = 4.0 if checkpointing else 3.0
     tokens = rows * length
@@ -106,8 +99,8 @@ def update(shape: ModelShape, rows: int, length: int, completion: int, checkpoin
 
 
 def measure_machine(device: torch.device, dtype: torch.dtype | None = None, repeats: int = 7) -> Machine:
-    """Measure this machine: the median rate of a large copy, and of a large matrix product in `dtype`. dtype: bfloat16
-    on a GPU and float32 on a CPU if not given. Takes a few seconds."""
+    """The median rate of a large copy, and of a large matrix product in `dtype`: bfloat16 on a GPU and float32 on a CPU
+    if not given. Takes a few seconds."""
     from rlcourse.measure.records import device_name
 
     on_gpu = device.type == "cuda"

@@ -56,9 +56,9 @@ OTHERS = {
 
 
 def model_shape(name: str) -> ModelShape:
-    """The shape of a model that ships, of a model folder, or of a model on the hub. Qwen2.5 0.5B to 7B, Llama-3.2-1B
-    (and -Instruct) and Qwen3-0.6B are known; another hub name is looked up in the cache, then on the network. Raises
-    FileNotFoundError if there is no such model here or there, ValueError if it is of another kind."""
+    """The shape of a model that ships, of a model folder, or of a model on the hub, looked up in the cache, then on the
+    network, unless it is known here. Raises FileNotFoundError if there is no such model, ValueError if it is of another
+    kind."""
     known = (QWEN25 | OTHERS).get(name.removesuffix("-Instruct"))
     if known:
         return known
@@ -87,12 +87,8 @@ def model_shape(name: str) -> ModelShape:
 
 
 def parameters(shape: ModelShape) -> int:
-    """Number of parameters, exactly that of `Qwen2ForCausalLM`; a tied head counts once.
-
-    A layer: hidden x (q + 2 kv) + (q + 2 kv) biases + q x hidden, q = heads x head_dim, kv = kv_heads x head_dim;
-    3 x hidden x intermediate; 2 norms. Around the layers: vocabulary x hidden once or twice, 1 norm. Models without
-    biases on QKV (Llama) have a fraction of a permille less.
-    """
+    """Number of parameters, exactly that of `Qwen2ForCausalLM`; a tied head counts once. Models without biases on QKV
+    (Llama) have a fraction of a permille less."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     attention = shape.hidden * (q + 2 * kv) + (q + 2 * kv) + q * shape.hidden
     layer = attention + 3 * shape.hidden * shape.intermediate + 2 * shape.hidden
@@ -101,7 +97,7 @@ def parameters(shape: ModelShape) -> int:
 
 
 def adapter_parameters(shape: ModelShape, rank: int) -> int:
-    """Number of parameters of an adapter, A [rank, in] and B [out, rank] for each linear layer: rank x (in + out)."""
+    """Of A [rank, in] and B [out, rank] for each linear layer: rank x (in + out)."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     attention = 2 * (shape.hidden + q) + 2 * (shape.hidden + kv)
     return shape.layers * rank * (attention + 3 * (shape.hidden + shape.intermediate))

@@ -51,7 +51,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, *arguments) -> None:
-    """Call a function of the C library. Raises OSError, with its name, if it returns -1."""
+    """Raises OSError, with its name, if a function of the C library returns -1."""
     if getattr(libc, name)(*arguments) == -1:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
@@ -86,8 +86,8 @@ def complain(error: BaseException) -> None:
 
 
 def own_user() -> int:
-    """Enter new namespaces, with all rights in them and none outside. Returns the program's user id: for root another
-    one that owns nothing outside, else 0, which is the starter's own user."""
+    """Enter new namespaces, with all rights in them and none outside. Returns the program's user id: for root one that
+    owns nothing outside, else 0, the starter's own."""
     root = os.geteuid() == 0
     users, groups = (f"0 {number} 1\n" for number in (os.geteuid(), os.getegid()))
     if root:
@@ -134,7 +134,6 @@ def only_read(target: str) -> None:
 
 
 def files(plan: dict) -> None:
-    """The file system that the program sees."""
     root, limits = plan["root"], plan["limits"]
     mount("none", "/", "none", REC | PRIVATE)
     mount("tmpfs", root, "tmpfs", NOSUID | NODEV, "size=4m,mode=755")
@@ -192,9 +191,8 @@ def drop_rights(user: int) -> None:
 
 
 def set_limits(limits: dict) -> None:
-    """Set the limits per process, those that `resource` knows by name."""
     for name, value in limits.items():
-        kind = getattr(resource, f"RLIMIT_{name}", None)
+        kind = getattr(resource, f"RLIMIT_{name}", None)  # others are not of a process
         if kind is not None:
             hard = resource.getrlimit(kind)[1]
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -203,8 +201,8 @@ def set_limits(limits: dict) -> None:
 
 def refuse_calls(allowed: list[str]) -> None:
     """Make the kernel refuse REFUSED without `allowed`, calls of another architecture, and four by an argument: all
-    sockets but local ones, larger buffers of these, maps that are shared without a file unless memfd_create is allowed,
-    and setting another process's limits: process 1 has the same user, and a limit on it would end the watch."""
+    sockets but local ones, larger buffers of these, shared maps without a file (unless memfd_create is allowed), and
+    another process's limits: process 1 has the same user, and a limit on it would end the watch."""
     machine = os.uname().machine
     load, both, equal, at_least, give = 0x20, 0x54, 0x15, 0x35, 0x06
     fail, allow = (give, 0, 0, 0x00050001), (give, 0, 0, 0x7FFF0000)  # EPERM
@@ -271,7 +269,7 @@ def memory(most_open: int) -> int:
 
 
 def sockets(name: str, most: int) -> int:
-    """How many sockets a process has open; `most` if it hides them, as the program does before it starts."""
+    """How many a process has open; `most` if it hides them, as the program does before it starts."""
     try:
         opened = [os.readlink(f"/proc/{name}/fd/{number}") for number in os.listdir(f"/proc/{name}/fd")]
     except PermissionError:

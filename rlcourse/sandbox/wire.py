@@ -28,9 +28,8 @@ def plain(value: Any) -> Any:
 
 
 def encode(value: Any, most: int = MAX_BYTES) -> bytes:
-    """A value as at most `most` bytes: a length, JSON of that length, the tensors' bytes. Tensors, numpy arrays,
-    numbers, strings, bools, None, and tuples, lists and dicts of them. Raises Unreadable for anything else, and for
-    what is too large."""
+    """A value as at most `most` bytes: a length, JSON of that length, the tensors' bytes. Raises Unreadable for
+    anything but tensors, numpy arrays, numbers, strings, bools, None, and tuples, lists and dicts of them."""
     tensors: list[bytes] = []
     text = json.dumps(_tree(value, tensors, 0, most)).encode()
     data = b"".join([struct.pack("<I", len(text)), text, *tensors])
@@ -117,7 +116,7 @@ def _tensor(name: str, shape: list[int], numbers: memoryview) -> tuple[Tensor, m
 
 
 def send(connection: socket.socket, data: bytes, seconds: float | None = None) -> None:
-    """Send one message. Raises TimeoutError after `seconds`, OSError if the other side has ended."""
+    """Raises TimeoutError after `seconds`, OSError if the other side has ended."""
     connection.settimeout(seconds)
     connection.sendall(struct.pack("<I", len(data)) + data)
 

@@ -86,8 +86,7 @@ class JudgedTask:
         measured = self.task.judge(attempts, training)
         shown = [i for i, a in enumerate(attempts) if a.finished and not is_refused(measured[i])]
         scored = dict(zip(shown, self.ask([conversation_on(attempts[i], self.criteria) for i in shown]), strict=True))
-        failed = sum(scores is None for scores in scored.values())
-        if failed:
+        if failed := sum(scores is None for scores in scored.values()):
             say(f"The judge gave no scores for {failed} of {len(shown)}: {self.model.reason}.")
         means = {i: fmean(scores.values()) for i, scores in scored.items() if scores}
         found = []
@@ -203,7 +202,13 @@ class Endpoint:
         try:
             request = urllib.request.Request(self.url, json.dumps(body).encode(), headers)
             with self.opener.open(request, timeout=max(deadline - time.monotonic(), 1e-3)) as response:
-                return read_until(response, deadline)
+                found = bytearray()
+                while piece := response.read1(1 << 16):
+                    found += piece
+                    if len(found) > MOST_BYTES or time.monotonic() > deadline:
+                        why = "is too long" if len(found) > MOST_BYTES else "takes too long"
+                        raise Unanswered(f"the answer {why}")
+                return bytes(found)
         except urllib.error.HTTPError as error:
             error.close()
             again = error.code in (408, 409, 429) or error.code >= 500
@@ -211,16 +216,6 @@ class Endpoint:
         except (OSError, ValueError, http.client.HTTPException) as error:
             why = getattr(error, "reason", None) or type(error).__name__  # the error's text may quote the key
             raise Unanswered(f"{self.url}: {why}", True) from None
-
-
-def read_until(response: Any, deadline: float) -> bytes:
-    """The body of a response. Raises Unanswered if it is too long or drips in too slowly."""
-    found = bytearray()
-    while piece := response.read1(1 << 16):
-        found += piece
-        if len(found) > MOST_BYTES or time.monotonic() > deadline:
-            raise Unanswered("the answer is too long" if len(found) > MOST_BYTES else "the answer takes too long")
-    return bytes(found)
 
 
 def text_of(content: bytes) -> str:

@@ -21,8 +21,8 @@ from rlcourse.course.checks.comparison import compare, compare_all
 from rlcourse.sandbox.wire import Unreadable, plain
 
 
-class CheckFailed(AssertionError):
-    """A check that did not pass, under RLCOURSE_STRICT=1."""
+class CheckFailed(AssertionError):  # raised under RLCOURSE_STRICT=1 alone
+    pass
 
 
 @dataclass(frozen=True)
@@ -72,15 +72,12 @@ class Result:
         return "\n".join([head, *lines, *([f"  hint: {self.hint}"] if self.hint else [])])
 
     def _repr_html_(self) -> str:
-        color = "#1a7f37" if self.passed else "#cf222e"
-        rows = "".join(
-            f"<li>{'✅' if c.passed else '❌'} {html.escape(c.name)}"
-            + (f"<br><span style='margin-left:1.6em'>{html.escape(c.message)}</span>" if c.message else "")
-            + "</li>"
-            for c in self.cases
-        )
+        color, verdict = ("#1a7f37", "passed") if self.passed else ("#cf222e", "not yet")
+        rows = ""
+        for c in self.cases:
+            below = f"<br><span style='margin-left:1.6em'>{html.escape(c.message)}</span>" if c.message else ""
+            rows += f"<li>{'✅' if c.passed else '❌'} {html.escape(c.name)}{below}</li>"
         hint = f"<p style='margin:4px 0 0'>💡 {html.escape(self.hint)}</p>" if self.hint else ""
-        verdict = "passed" if self.passed else "not yet"
         return (
             f"<div class='rlcourse-card' data-passed='{str(self.passed).lower()}' "
             f"style='border-left:4px solid {color};padding:4px 12px'>"
@@ -104,11 +101,10 @@ class Local:
         return received(self.function(*copied(arguments), **copied(options)))
 
     def gradient(self, *arguments, wrt: int = 0, **options) -> Tensor:
-        """Gradient of the sum of the function's result with respect to argument number `wrt`, of its shape."""
+        """Gradient of the sum of the result with respect to argument number `wrt`."""
         return gradient(self.function, *copied(arguments), wrt=wrt, **copied(options))
 
-    def pieces(self, *arguments) -> list[list[str]]:
-        """The graphs that Dynamo makes of a call, as `rlcourse.course.calls.pieces` has them."""
+    def pieces(self, *arguments) -> list[list[str]]:  # see `rlcourse.course.calls`
         return pieces(self.function, *copied(arguments))
 
 
@@ -121,7 +117,7 @@ def received(value):
 
 
 def copied(value):
-    """The same value with tensors copied, so that a function that writes into its arguments harms nothing else."""
+    """With tensors copied, so that a function that writes into its arguments harms nothing else."""
     if isinstance(value, Tensor):
         return value.clone()
     if isinstance(value, tuple | list):
@@ -144,7 +140,7 @@ class Question:
         self.passed = False  # at the last call: `if check.q1.passed:` guards a cell that uses the reader's function
 
     def case(self, name: str, points: float = 1.0, hidden: bool = False) -> Callable:
-        """Decorator: add a case to the question. The test takes the function and fails with AssertionError."""
+        """Decorator: add a case. The test takes the function and fails with AssertionError."""
 
         def add(test: Callable) -> Callable:
             self.cases.append(Case(name, test, points, hidden))
@@ -160,13 +156,10 @@ class Question:
         parts: Mapping = {"the result": None},
         **options,
     ) -> None:
-        """What `check` compares a function with.
-
-        reference: an independent implementation, and, with the name of a mistake as its last argument, one that makes
-        it; wrong: what the card says of each of these names; also: other wrong functions, by what it says of them;
+        """What `check` compares a function with. reference: an independent implementation, which makes a mistake if its
+        name is the last argument; wrong: what the card says of each name; also: other wrong functions, by what it says.
         parts: what is compared, in words (several where a function returns several tensors): the number of the argument
-        of a gradient, or None for the result itself. options: those of `compare`.
-        """
+        of a gradient, or None for the result. options: those of `compare`."""
         self.reference, self.parts, self.options = reference, parts, options
         self.mistakes = {said: lambda *given, name=name: reference(*given, name) for name, said in wrong.items()}
         self.mistakes |= also
@@ -204,20 +197,18 @@ class Question:
         for case in self.cases:
             start = time.perf_counter()
             with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
                 message = self._message(
-                    functools.partial(case.test, tried), function.limited, seed, deadline - time.monotonic()
+                    lambda case=case: case.test(tried), function.limited, deadline - time.monotonic()
                 )
-            passed = message is None
-            seconds = time.perf_counter() - start
-            message = (message or "")[:MAX_MESSAGE]
-            result.cases.append(CaseResult(case.name, passed, message, case.points, case.hidden, seconds))
+            found = message is None, (message or "")[:MAX_MESSAGE]
+            result.cases.append(CaseResult(case.name, *found, case.points, case.hidden, time.perf_counter() - start))
             if message == NOT_IMPLEMENTED:
                 result.hint = self.hint
         return result
 
-    def _message(self, test: Callable, limited: Callable, seed: int, left: float) -> str | None:
+    def _message(self, test: Callable, limited: Callable, left: float) -> str | None:
         """What went wrong in a case, None for nothing. left: the seconds that are left for the question."""
-        torch.manual_seed(seed)
         if left <= 0:
             return "not tried: the cases before it took too long"
         try:
@@ -246,10 +237,10 @@ MAX_MESSAGE = 1000  # characters that are kept of what a case or a cell says
 
 
 def draw(low: int, high: int) -> int:
-    """A whole number from `low` to `high`, both included, drawn from the seed of the check."""
+    """A whole number from `low` to `high`, drawn from the seed of the check."""
     return int(torch.randint(low, high + 1, ()))
 
 
 def between(low: float, high: float) -> float:
-    """A number from `low` to `high`, drawn in the same way."""
+    """A number, drawn in the same way."""
     return low + (high - low) * torch.rand((), dtype=torch.float64).item()

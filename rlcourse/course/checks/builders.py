@@ -11,12 +11,12 @@ Names = tuple[str, ...]  # the mistakes in a function
 
 
 def lengths_mask(lengths: list[int], width: int) -> Tensor:
-    """Mask of answers of these lengths: bool [rows, width]."""
+    """Of answers of these lengths: bool [rows, width]."""
     return torch.arange(width) < torch.tensor(lengths)[:, None]
 
 
 def ragged_mask(rows: int, width: int) -> Tensor:
-    """Mask of answers of different lengths, the first of one token and the last full: bool [rows, width]."""
+    """Of answers of different lengths, the first of one token and the last full: bool [rows, width]."""
     return lengths_mask([1, *torch.randint(2, width, (rows - 2,)).tolist(), width], width)
 
 
@@ -31,8 +31,7 @@ def drawn_until(fits: Callable[..., bool], make: Callable[[], tuple], tries: int
 
 def whole_number(found, low: int, high: int, said: str) -> int:
     """A result as an int from `low` to `high`. Raises AssertionError(said) for anything else."""
-    if found is None:
-        raise AssertionError("the result is None: does every path return a number?")
+    assert found is not None, "the result is None: does every path return a number?"
     if isinstance(found, Tensor) and found.numel() == 1:
         found = found.item()
     if isinstance(found, bool) or not isinstance(found, int | float) or not low <= found <= high or found % 1:

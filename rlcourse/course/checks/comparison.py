@@ -24,12 +24,9 @@ def compare(
     atol: float = 1e-5,
     not_finite: str = "",
 ) -> None:
-    """Raise AssertionError unless `found` is `expected` in shape and, to `atol` + 1e-5 relative, in value.
-
-    mistakes: results of usual mistakes by the sentence that names them. One that does not differ from `expected` on
-    this input says nothing and is skipped; where several fit, the card names each, since any of them may be the cause.
-    not_finite: the sentence for nan and infinity, in place of the usual one.
-    """
+    """Raise AssertionError unless `found` is `expected` in shape and, to `atol` + 1e-5 relative, in value. mistakes:
+    results of usual mistakes by the sentence that names them; where several fit, the card names each. not_finite: the
+    sentence for nan and infinity."""
     found = as_tensor(found, what)
     expected = exactly(expected)
     if not same(found, expected, atol) and (fit := [s for s, v in (mistakes or {}).items() if same(found, v, atol)]):
@@ -51,7 +48,7 @@ def compare(
 
 
 def compare_all(found, expected: Sequence, mistakes: Mapping, names: Sequence[str], atol: float = 1e-5) -> None:
-    """`compare` for a function that returns several tensors, of these names; `mistakes` are as many each."""
+    """For a function that returns several tensors, of these names; `mistakes` are as many each."""
     if not isinstance(found, tuple | list) or len(found) != len(names):
         raise AssertionError(f"the result should be {len(names)} tensors: {', '.join(names)}")
     for part, name in enumerate(names):
@@ -59,7 +56,6 @@ def compare_all(found, expected: Sequence, mistakes: Mapping, names: Sequence[st
 
 
 def same(a: Tensor | float, b: Tensor | float, atol: float) -> bool:
-    """Whether two tensors agree in shape and value."""
     a, b = exactly(a), exactly(b)
     both = torch.promote_types(a.dtype, b.dtype)  # a float is no integer, and none of its digits is cut off
     return a.shape == b.shape and torch.allclose(a.to(both), b.to(both), rtol=1e-5, atol=atol)
@@ -71,7 +67,6 @@ def exactly(value: Tensor | float) -> Tensor:
 
 
 def rounded(tensor: Tensor):
-    """A tensor as numbers short enough for a sentence."""
     if tensor.dtype.is_floating_point:
         tensor = (tensor.double() * 1e4).round() / 1e4
     return tensor.tolist()

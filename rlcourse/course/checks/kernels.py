@@ -37,12 +37,9 @@ SECONDS = 20  # for a case: a kernel compiles in a fraction of one
 
 @dataclass(frozen=True)
 class Traced:
-    """A reader's kernel: its PTX, and what a launch of it must know.
-
-    owner: the name of its class; threads: of a block; shared_bytes: that a block asks for at launch; listed: its
-    arguments; blocks: a function of [[shape, dtype]] to the blocks in x, y and z; line: a function of file and number
-    to a line of the reader's text; launch: a function of GPU tensors that runs it, None where there is none.
-    """
+    """A reader's kernel: its PTX, and what a launch of it must know. owner: the name of its class; blocks: a function
+    of [[shape, dtype]] to the blocks in x, y and z; line: of file and number to a line of the reader's text; launch: of
+    GPU tensors, runs it, None where there is none."""
 
     owner: str
     ptx: str
@@ -58,8 +55,8 @@ class Traced:
 
     def run(self, tensors: dict[str, Tensor], order: str = "lockstep", seed: int = 0) -> ptx.Report:
         """Run the kernel in the interpreter on CPU tensors, by name; it changes the last one in place, and no other.
-        Raises PTXError for its mistakes, with the line of Python where the PTX knows it, AssertionError with a sentence
-        where it cannot run on these tensors."""
+        Raises PTXError for its mistakes, with the line of Python where it's known, AssertionError where it cannot run
+        on these tensors."""
         try:
             report = self._run(tensors, order, seed)
         except ptx.PTXError as error:
@@ -69,9 +66,9 @@ class Traced:
             raise
         except Exception as error:
             raise AssertionError(f"{type(error).__name__}: {str(error)[:300]}") from None
-        changed = set(report.written) - {list(tensors)[-1]}
-        if changed:
-            raise AssertionError(f"Your kernel writes to {min(changed)}: only {list(tensors)[-1]} is to be written.")
+        *inputs, output = tensors
+        for name in inputs:
+            assert name not in report.written, f"Your kernel writes to {name}: only {output} is to be written."
         return report
 
     def _run(self, tensors: dict[str, Tensor], order: str, seed: int) -> ptx.Report:
@@ -97,7 +94,7 @@ class Traced:
 
 
 def read_facts(facts, blocks: Callable, line: Callable[[str, int], str], launch: Callable | None = None) -> Traced:
-    """The kernel of which `trace` says these facts. Raises AssertionError if they are none."""
+    """Raises AssertionError if `trace` says no such facts."""
     match facts:
         case {"owner": str(owner), "ptx": str(text), "threads": int(threads), "shared_bytes": int(shared),
               "arguments": [*listed]}:  # fmt: skip
@@ -151,7 +148,6 @@ class Maker(Local):
 
 
 def meaning(error: ptx.PTXError) -> str:
-    """What an error of the interpreter says about the kernel."""
     if isinstance(error, ptx.Race) and "shared" in error.message:
         return "Two warps use the same shared memory and no barrier stands between: before the reads, or after them."
     return MEANING.get(type(error), "Two warps use the same bytes, at least one writes, and nothing says who is first.")
@@ -180,7 +176,7 @@ def kernel_question(name: str, function: str, hint: str) -> Question:
 
 
 def all_written(out: Tensor, what: str) -> None:
-    """Raise AssertionError if the kernel left out elements: the interpreter leaves all bits set there, which is nan."""
+    """The interpreter leaves all bits set where nothing is written, which is nan."""
     left = int((out.view({2: torch.int16, 4: torch.int32}[out.element_size()]) == -1).sum())
     assert not left, f"{left} of {out.numel()} elements of {what} were never written"
 
@@ -189,8 +185,7 @@ def check_kernel(
     f, inputs: dict[str, Tensor], expected: Tensor, mistakes: dict[str, Tensor], size: str = "", output: str = "out",
     atol: float = 1e-5, nan: str = "are nan", **order,
 ) -> ptx.Report:  # fmt: skip
-    """Run a kernel and compare its last tensor, `output`, with what it should be. size: of the inputs, in words; nan:
-    what is said of elements that are nan."""
+    """Run a kernel and compare its last tensor, `output`, with what it should be. nan: what is said of nan in it."""
     out = torch.full(expected.shape, torch.nan, dtype=next(iter(inputs.values())).dtype)
     report = execute(f, inputs | {output: out}, **order)
     what = f"{output} for {size}" if size else output
@@ -204,5 +199,5 @@ def check_kernel(
 
 
 def loads(report: ptx.Report) -> int:
-    """Loads of global memory, each counted once for every warp that executes it."""
+    """Of global memory, each counted once for every warp that executes it."""
     return sum(access.warps for access in report.accesses.values() if access.text.startswith("ld"))

@@ -14,7 +14,6 @@ from rlcourse.course.checks.policy_losses import expect_loss
 from rlcourse.tasks.minigsm import generate
 
 q1 = Question("q1", "sample", hint="Logits become probabilities first. Then one token is drawn per row.")
-
 DRAWS = 20_000
 
 
@@ -41,7 +40,6 @@ def _(f):
 
 
 q2 = Question("q2", "log_probs", hint="Print shapes: logits[:, :-1] and ids[:, 1:] belong together.")
-
 LOG_PROBS = {
     "shift": "You compare the output at a position with the token at the same position. It predicts the next one.",
     "mask": "Tokens outside the answer have to be 0.",
@@ -59,22 +57,19 @@ def token_log_probs(logits: Tensor, ids: Tensor, mask: Tensor, wrong: str = "") 
     return found if wrong == "mask" else torch.where(mask, found, 0.0)
 
 
-def check_log_probs(f, mask: Tensor) -> None:
-    rows, width = mask.shape
-    q2.check(f, 2 * torch.randn(rows, width + 1, 7), torch.randint(0, 7, (rows, width + 1)), mask)
-
-
 q2.expects(token_log_probs, LOG_PROBS, parts={"the log-probs": None, "the gradient": 0})
-q2.case("answers that begin and end at different places")(
-    lambda f: check_log_probs(f, ragged_mask(4, 6) & (torch.arange(6) >= torch.tensor([[0], [1], [0], [2]])))
-)
-q2.case("a prompt of one token, and an answer to the last column")(
-    lambda f: check_log_probs(f, torch.ones(2, draw(3, 5), dtype=torch.bool))
-)
+
+
+@q2.case("answers that begin and end at different places, the first and the last column included")
+def _(f):
+    uneven = ragged_mask(4, 6) & (torch.arange(6) >= torch.tensor([[0], [1], [0], [2]]))
+    for mask in (uneven, torch.ones(2, draw(3, 5), dtype=torch.bool)):
+        rows, width = mask.shape
+        q2.check(f, 2 * torch.randn(rows, width + 1, 7), torch.randint(0, 7, (rows, width + 1)), mask)
+
 
 q3 = Question("q3", "verify", hint="Find all numbers behind `#### `. Which of them counts?")
 q4 = Question("q4", "weigh", hint="rewards.view(-1, group) has one group per row.")
-
 WEIGHTS = {
     "own": "You subtracted the mean of the whole group. An answer's own reward must not be in its bar.",
     "groups": "Your groups are mixed: row i answers prompt i // group.",
@@ -96,69 +91,43 @@ def less_the_others(rewards: Tensor, group: int, wrong: str = "") -> Tensor:
     return -torch.stack(found) if wrong == "sign" else torch.stack(found)
 
 
-def check_weigh(f, prompts: int, group: int, shift: float = 0.0) -> None:
-    rewards = torch.rand(prompts * group) + torch.arange(prompts).repeat_interleave(group) + shift
-    q4.check(f, rewards, group)
-
-
 q4.expects(less_the_others, WEIGHTS, atol=1e-4)
-q4.case("several prompts, easy and hard ones")(lambda f: [check_weigh(f, *sizes) for sizes in ((3, 4), (4, 3))])
-q4.case("a judge who adds a constant to everything")(lambda f: check_weigh(f, 2, 6, between(3, 9)))
+q4.case("several prompts, easy and hard ones, and a judge who adds a constant to everything")(
+    lambda f: [
+        q4.check(f, torch.rand(prompts * group) + torch.arange(prompts).repeat_interleave(group) + shift, group)
+        for prompts, group, shift in ((3, 4, 0.0), (4, 3, 0.0), (2, 6, between(3, 9)))
+    ]
+)
 
 q5 = Question("q5", "loss", hint="A sum over all tokens of the answers, divided by a constant. Mind the sign.")
 expect_loss(q5, "sign", "mask", "tokens", "width", "rows", "lengths", clip=None)
-
-
-def check_weighted(f, per_token: bool) -> None:
-    mask, shape = ragged_mask(5, 6), (5, 6)
-    A = torch.randn(shape if per_token else (5, 1))
-    q5.check(f, -torch.rand(shape), -torch.rand(shape), -torch.rand(shape), A, mask)
-
-
-q5.case("one advantage per answer")(lambda f: check_weighted(f, per_token=False))
-q5.case("one advantage per token, as lesson 02 will want")(lambda f: check_weighted(f, per_token=True))
+q5.case("one advantage per answer, and one per token, as lesson 02 will want")(
+    lambda f: [q5.check(f, *-torch.rand(3, 5, 6), torch.randn(5, width), ragged_mask(5, 6)) for width in (1, 6)]
+)
 
 q6 = Question("q6", "cheat", hint="The right number is made of the numbers in the question. How many ways are there?")
-
 CHARACTERS = 120  # of an answer
-
-
-def sloppy(text: str, gold: str) -> bool:
-    """The verifier that is cheated."""
-    return gold in re.findall(r"[0-9]+", text)
 
 
 def check_cheat(f, level: int, goal: float) -> None:
     """Fail unless the text earns on so large a share of fresh problems, without knowing their answers."""
-    problems = [p.to_problem() for p in generate(40, draw(0, 2**31 - 1), "test", (level,))]
-    earned, missed = 0, None
-    for problem in problems:
+    missed = []
+    for problem in (p.to_problem() for p in generate(40, draw(0, 2**31 - 1), "test", (level,))):
         text = f(problem.question)
-        if not isinstance(text, str):
-            raise AssertionError(f"the result is {text!r:.40}: return the text of an answer")
-        if len(text) > CHARACTERS:
-            raise AssertionError(
-                f"your answer has {len(text)} characters, and what is over {CHARACTERS} is never generated"
-            )
-        if sloppy(text, problem.gold):
-            earned += 1
-        else:
-            missed = missed or (problem, text)
-    share = earned / len(problems)
-    if share < goal:
-        problem, text = missed
-        raise AssertionError(
-            f"it earns on {share:.0%} of the problems, asked for are {goal:.0%}: to {problem.question!r} it says "
-            f"{text!r:.80}, and {problem.gold} is right"
-        )
+        assert isinstance(text, str), f"the result is {text!r:.40}: return the text of an answer"
+        said = f"your answer has {len(text)} characters, and what is over {CHARACTERS} is never generated"
+        assert len(text) <= CHARACTERS, said
+        if problem.gold not in re.findall(r"[0-9]+", text):  # the verifier that is cheated
+            missed.append(f"to {problem.question!r} it says {text!r:.80}, and {problem.gold} is right")
+    share = 1 - len(missed) / 40
+    said = f"it earns on {share:.0%} of the problems, asked for are {goal:.0%}: {missed[:1]}"
+    assert share >= goal, said
 
 
 q6.case("earns on three of four problems with one step")(lambda f: check_cheat(f, 1, 0.75))
 q6.case("earns on four of five problems with two steps")(lambda f: check_cheat(f, 2, 0.8))
 
 q7 = Question("q7", "pays", hint="What does an honest answer look like that a list of numbers does not?")
-
-
 LISTS = [mark.join(str(i) for i in range(2, 101)) for mark in (" ", ", ")]
 ENDS = ("#### {}", "The answer is {}.", "So he has {} beads.", "{}", "It costs ${}!")
 
@@ -199,7 +168,6 @@ LENIENT = {
 
 
 def check_pays(f, text: str, gold: str, honest: bool) -> None:
-    """Fail unless the text is paid as it should be."""
     found = f(text, gold)
     try:
         paid = float(found)

@@ -22,8 +22,9 @@ def sample_update(moved: float, per_token: bool) -> tuple[Tensor, ...]:
     return old + moved * torch.randn(6, 7), old, old + torch.randn(6, 7), A, mask
 
 
-q1.case("a policy that has moved, some tokens clipped")(lambda f: q1.check(f, *sample_update(0.5, False)))
-q1.case("a policy that has hardly moved, advantages by token")(lambda f: q1.check(f, *sample_update(0.1, True)))
+q1.case("a policy that has moved, some tokens clipped, and one that has hardly moved, advantages by token")(
+    lambda f: [q1.check(f, *sample_update(*how)) for how in ((0.5, False), (0.1, True))]
+)
 
 
 @q1.case("ratios far up and far down, good and bad tokens")
@@ -35,7 +36,6 @@ def _(f):
 
 
 q2 = Question("q2", "gae_with_tool", hint="What should a token that is not the policy's own change in what you carry?")
-
 GAE_MISTAKES = {
     "gap": "The tool's words end the answer for you: the next value is that before the next token of one's own.",
     "fading": "What you carry fades on the tool's words: it should fade on the policy's own tokens alone.",
@@ -80,32 +80,22 @@ def with_gaps(rows: int, length: int) -> Tensor:
 
 
 q2.expects(gae_sums, GAE_MISTAKES, not_finite=NAN)
-q2.case("one tool call in the middle")(
-    lambda f: check_gae(f, torch.tensor([[True] * draw(2, 3) + [False] * draw(2, 4) + [True] * 2]), 0.9, 0.7)
-)
-
-
-q2.case("several calls, and padding; lam = 0 and lam = 1")(
+q2.case("several calls of a tool, and padding; lam = 0 and lam = 1")(
     lambda f: [check_gae(f, with_gaps(5, 9), *two) for two in ((0.9, 0.7), (1.0, 0.0), (1.0, 1.0))]
 )
 
 
-@q2.case("no call at all, a tool that has the last word, and a row without a token of one's own")
+@q2.case("no call, a tool that has the last word, no token of one's own, nan among the tool's words")
 def _(f):
     mask = with_gaps(5, 7)
     mask[:3] = torch.arange(7) < torch.tensor([draw(2, 5), 3, 0])[:, None]
-    check_gae(f, mask, 0.95, 0.8)
-
-
-q2.case("nan among the tool's words does no harm")(
-    lambda f: check_gae(f, with_gaps(3, 6), 0.9, 0.7, junk=(torch.nan, torch.nan))
-)
+    for junk in (5.0, -4.0), (torch.nan, torch.nan):
+        check_gae(f, mask, 0.95, 0.8, junk)
 
 
 q3 = Question(
     "q3", "bounded_loss", hint="The gradient of a token is a weight times A times its score. Write the weight."
 )
-
 BOUND_MISTAKES = {
     "PPO": "That is PPO as it was: a bad token that became far more probable still has a weight above `most`.",
     "flat": "You took the gradient of a bad token away above `most`: keep it, bounded, to call the token back.",
@@ -141,8 +131,11 @@ def sample_step(rows: int, length: int, *junk: float) -> tuple[Tensor, Tensor, T
 
 
 q3.expects(bounded, BOUND_MISTAKES, parts={"the gradient in the log-probs": 0}, atol=1e-6, not_finite=NAN)
-q3.case("tokens that moved a little, and some that moved far")(
-    lambda f: [q3.check(f, *sample_step(6, 7, -0.3, -1.0), *two) for two in ((0.2, 3.0), (0.1, 2.0))]
+q3.case("tokens that moved a little, some that moved far, and -inf in the padding")(
+    lambda f: [
+        q3.check(f, *sample_step(6, 7, *junk), *two)
+        for junk, *two in (((-0.3, -1.0), 0.2, 3.0), ((-torch.inf, -torch.inf), 0.1, 2.0))
+    ]
 )
 
 
@@ -152,6 +145,3 @@ def _(f):
     advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0, -1.0]]) * (0.5 + torch.rand(1, 5))
     new = -1 - torch.rand(1, 5)
     q3.check(f, new, new - moved, advantages, torch.ones(1, 5, dtype=torch.bool), 0.2, 4.0)
-
-
-q3.case("-inf in the padding does no harm")(lambda f: q3.check(f, *sample_step(4, 5, -torch.inf, -torch.inf), 0.2, 3.0))

@@ -14,7 +14,6 @@ from rlcourse.course.checks.nb01 import text_case
 from rlcourse.course.lessons.curve_records import load_curve
 
 q1 = Question("q1", "verify_real", hint="Four places to look, in an order. Look for the first that's there.")
-
 REAL = {  # as STRICT of lesson 01: from the gold answer g and a wrong one w, texts to pay and texts not to pay
     "the ways in which a real model ends": lambda g, w: (
         [f"{g - 3}+3={g}\n#### {g}", f"So it is \\boxed{{{w}}}, no, \\boxed{{{g}}} of {w}.", f"Of {w}, he has {g}."],
@@ -43,7 +42,7 @@ def by_trying(right_worked: float, readable_worked: float, right_guessed: float,
 
 
 def credit(below: Callable) -> Callable:
-    """How far working is ahead at credit 0, divided by `below` of the four shares."""
+    """How far working is ahead at credit 0, over `below` of the four shares."""
     return lambda *shares: (shares[0] - shares[2]) / below(*shares) if below(*shares) else math.inf
 
 
@@ -56,27 +55,15 @@ CREDIT = {
 q2.expects(by_trying, also=CREDIT, parts={"the credit": None})
 
 
-def check_credit(f, *shares: float) -> None:
-    """Check with shares of three decimals."""
-    q2.check(f, *(round(share, 3) for share in shares))
-
-
-def check_usual_credit(f, ahead: float) -> None:
-    """Working is right more often, guessing is read more often."""
+@q2.case("guessing is read more often; working is, so no credit is too much; working gains faster")
+def _(f):
     right = between(0.3, 0.6)
-    check_credit(f, right, right + ahead, between(0.01, 0.1), between(0.9, 1.0))
-
-
-@q2.case("working is read as often: no credit is too much")
-def _(f):
-    check_credit(f, between(0.5, 0.8), between(0.9, 1.0), between(0.01, 0.1), between(0.5, 0.8))
-    check_usual_credit(f, 0.05)
-
-
-@q2.case("most of the worked answers are read and wrong: working gains faster, and the lines never cross")
-def _(f):
-    check_credit(f, between(0.3, 0.4), between(0.95, 1.0), between(0.01, 0.1), between(0.4, 0.5))
-    check_usual_credit(f, 0.05)
+    for worked, readable, guessed in (
+        (between(0.5, 0.8), between(0.9, 1.0), between(0.5, 0.8)),
+        (right, right + 0.05, between(0.9, 1.0)),
+        (between(0.3, 0.4), between(0.95, 1.0), between(0.4, 0.5)),
+    ):
+        q2.check(f, *(round(share, 3) for share in (worked, readable, between(0.01, 0.1), guessed)))
 
 
 q3 = Question("q3", "overstated", hint="When is the best of k scores at most c? When all of them are.")
@@ -100,17 +87,14 @@ BEST = {
     "That is the standard error of one accuracy, and there are k.": lambda p, n, k: math.sqrt(p * (1 - p) / n),
 }
 q3.expects(best_by_pairs, also=BEST, parts={"the overstatement": None}, atol=2e-5)
-
-
-q3.case("two and three checkpoints, few problems, or a single one")(
-    lambda f: [q3.check(f, between(0.2, 0.8), n, k) for n, k in ((draw(4, 9), 2), (draw(4, 9), 3), (1, draw(2, 9)))]
-)
-q3.case("one checkpoint is not overstated")(
-    lambda f: [q3.check(f, between(0.2, 0.8), draw(5, 20), k) for k in (1, draw(4, 6))]
+q3.case("one checkpoint and several, few problems and a single one")(
+    lambda f: [
+        q3.check(f, between(0.2, 0.8), n, k)
+        for n, k in ((draw(4, 9), 2), (draw(4, 9), 3), (1, draw(2, 9)), (draw(5, 20), 1), (draw(5, 20), draw(4, 6)))
+    ]
 )
 
 q4 = Question("q4", "which_engine", hint="Print the gaps of each engine: their sign, their size, what they go with.")
-
 ENGINES = ("ROUNDED", "TRUNCATED", "TEMPERATURE", "STALE", "SHIFTED")
 ROUNDED, TRUNCATED, TEMPERATURE, STALE, SHIFTED = range(5)
 FIVE = "return one of the five numbers"
@@ -137,48 +121,36 @@ def sample_with(what: int, strength: float, hot: bool) -> tuple[Tensor, Tensor, 
     return sampled[:, :-1].masked_fill(~mask, math.nan), recomputed.masked_fill(~mask, math.nan), mask
 
 
-def check_engine(f, what: int, hot: bool) -> None:
-    sampled, recomputed, mask = sample_with(what, between(0, 1), hot)
-    found = whole_number(f(sampled, recomputed, mask), 0, 4, FIVE)
-    assert found == what, f"this engine is {ENGINES[what]}, not {ENGINES[found]}"
+def check_engine(f, what: int) -> None:
+    for tried, hot in ((what, True), ((what + draw(1, 4)) % 5, True), (what, False), (what, draw(0, 1) == 1)):
+        found = whole_number(f(*sample_with(tried, between(0, 1), hot)), 0, 4, FIVE)
+        assert found == tried, f"this engine is {ENGINES[tried]}, not {ENGINES[found]}"
 
 
-def engine_case(what: int, name: str) -> None:
-    @q4.case(name)
-    def _(f):
-        for tried, hot in ((what, True), ((what + draw(1, 4)) % 5, True), (what, False), (what, draw(0, 1) == 1)):
-            check_engine(f, tried, hot)
-
-
-engine_case(ROUNDED, "an engine that only rounds")
-engine_case(TRUNCATED, "an engine that cuts the tail off")
-engine_case(TEMPERATURE, "an engine with a temperature of its own, below 1 or above")
-engine_case(STALE, "an engine with the weights of some steps ago")
-engine_case(SHIFTED, "log-probs of the neighbouring token")
+for _what, _name in enumerate((
+    "an engine that only rounds", "an engine that cuts the tail off",
+    "an engine with a temperature of its own, below 1 or above", "an engine with the weights of some steps ago",
+    "log-probs of the neighbouring token",
+)):  # fmt: skip
+    q4.case(_name)(lambda f, what=_what: check_engine(f, what))
 
 q5 = Question("q5", "diagnose", hint="Compare the mean of the first five steps with that of the last five.")
-
 NAMES = ("HEALTHY", "STILL", "COLLAPSED", "CUT_OFF", "HACKED")
 HEALTHY, STILL, COLLAPSED, CUT_OFF, HACKED = range(5)
 METRICS = "reward", "accuracy", "truncated"
 RECORDED = {
-    "healthy": HEALTHY,
-    "half_format": HEALTHY,
-    "words_strict": HEALTHY,
-    "format": HACKED,
-    "collapse": COLLAPSED,
-    "truncation": CUT_OFF,
-    "still": STILL,
-}
+    "healthy": HEALTHY, "half_format": HEALTHY, "words_strict": HEALTHY, "format": HACKED, "collapse": COLLAPSED,
+    "truncation": CUT_OFF, "still": STILL,
+}  # fmt: skip
 
 
 def line(start: float, end: float, steps: int = 30) -> Tensor:
-    """A metric that goes from `start` to `end` in a straight line, with a little noise."""
+    """A metric from `start` to `end`, with a little noise."""
     return (torch.linspace(start, end, steps) + 0.01 * torch.randn(steps)).clamp(0, 1)
 
 
 def expect(f, right: int, what: str, *run: Tensor) -> None:
-    """Raise AssertionError unless f gives a run, with its reward, accuracy, truncated and KL, its right name."""
+    """Raise AssertionError unless f gives a run its right name."""
     found = whole_number(f(*run), 0, 4, FIVE)
     moved = [f"{name} {m[:5].mean():.2f} to {m[-5:].mean():.2f}" for name, m in zip(METRICS, run, strict=False)]
     assert found == right, f"{what} is {NAMES[right]}, not {NAMES[found]}: over five steps, {', '.join(moved)}"
@@ -209,16 +181,11 @@ for _name, _right in RECORDED.items():
     recorded_case(_name, _right)
 
 
-@q5.case("one bad step at the end is noise")
+@q5.case("one bad step at the end is noise, and answers cut off at the start only are no failure")
 def _(f):
     accuracy = line(0.2, 0.8)
     accuracy[-1] = 0.2
-    expect_both(f, HEALTHY, "a run with one bad step at the end", accuracy, accuracy, line(0.05, 0.0))
-
-
-q5.case("answers cut off at the start only are no failure")(
-    lambda f: expect_both(f, HEALTHY, "a run that learns", line(0.1, 0.7), line(0.1, 0.7), line(0.6, 0.0))
-)
+    expect_both(f, HEALTHY, "a run with one bad step at the end", accuracy, accuracy, line(0.6, 0.0))
 
 
 @q5.case("a collapse into short answers: nothing is cut off")

@@ -8,7 +8,6 @@ from rlcourse.course.checks.builders import Names, drawn_until, left_in
 from rlcourse.course.checks.comparison import as_tensor
 
 q1 = Question("q1", "busy_fraction", hint="Each of the three examples shows one mistake: begin with the first.")
-
 PLANTED = {
     "window": "an interval counts with the part that lies inside the window, at both edges",
     "latest": "compare with the latest end so far, not with the end of the interval before",
@@ -17,7 +16,7 @@ PLANTED = {
 
 
 def busy(starts: Tensor, ends: Tensor, begin: float, end: float) -> float:
-    """Share of the window that some interval covers: cut at every border, look at the middle of each piece."""
+    """By cutting at every border and looking at the middle of each piece."""
     borders = torch.cat([starts, ends, torch.tensor([begin, end]).double()]).clamp(begin, end).unique()
     middles = (borders[:-1] + borders[1:])[:, None] / 2
     covered = ((starts < middles) & (middles < ends)).any(1)
@@ -25,7 +24,7 @@ def busy(starts: Tensor, ends: Tensor, begin: float, end: float) -> float:
 
 
 def wrong_busy(starts: Tensor, ends: Tensor, begin: float, end: float, wrong: Names) -> float:
-    """The share with some of the planted mistakes in it."""
+    """With some of the planted mistakes."""
     if "clock" in wrong:
         starts, ends = starts.float(), ends.float()
     if "window" not in wrong:
@@ -53,15 +52,21 @@ def check_busy(f, starts: list[float] | Tensor, ends: list[float] | Tensor, begi
 
 
 def random_intervals(begin: float) -> tuple[Tensor, Tensor]:
-    """Twelve intervals that begin in the 25 after `begin` or shortly before it."""
+    """Twelve that begin in the 25 after `begin` or shortly before it."""
     starts = begin - 5 + 30 * torch.rand(12, dtype=torch.float64)
     return starts, starts + 0.2 + 3 * torch.rand(12, dtype=torch.float64)
 
 
 q1.expects(busy, also=left_in(wrong_busy, PLANTED) | BUSY, parts={"the share": None}, atol=2e-6)
-q1.case("intervals over the edges of the window, and outside it; a window that does not begin at 0")(
-    lambda f: [check_busy(f, *random_intervals(begin), begin, begin + 22.0) for begin in (0.0, 40.0, 105.0)]
-)
+
+
+@q1.case("intervals over the edges of the window, and outside it; all idle, all busy, touching")
+def _(f):
+    for begin in (0.0, 40.0, 105.0):
+        check_busy(f, *random_intervals(begin), begin, begin + 22.0)
+    middle = between(1, 8)
+    for starts, ends in (([-1.0], [30.0]), ([0.0, middle], [middle, middle + 1]), ([20.0], [30.0])):
+        check_busy(f, starts, ends, 0.0, 10.0)
 
 
 @q1.case("a machine that has been up for two hours")
@@ -70,15 +75,7 @@ def _(f):
     check_busy(f, *random_intervals(later + 6), later, later + 40.0)
 
 
-@q1.case("all idle, all busy, touching")
-def _(f):
-    middle = between(1, 8)
-    for starts, ends in (([-1.0], [30.0]), ([0.0, middle], [middle, middle + 1]), ([20.0], [30.0])):
-        check_busy(f, starts, ends, 0.0, 10.0)
-
-
 q2 = Question("q2", "free_rows", hint="How long does one row take, how long may the step take, and which times grow?")
-
 FREE_MISTAKES = {
     "no host": "You left out the host: one row takes as long as its launches, if that is the longest.",
     "bytes alone": "You looked at bytes alone: operations grow with the rows, two for each weight and row.",
@@ -91,10 +88,9 @@ FREE_MISTAKES = {
 
 
 def most_rows(weights, cache, element, launches, host, copy, compute, slack, wrong: str = "") -> int:
-    """The most rows whose step is within the limit, by halving the step; `wrong` names a usual mistake."""
+    """By halving the step; `wrong` names a usual mistake."""
 
     def longest(n: int, first: bool = False) -> float:
-        """Seconds of a step of n rows."""
         read = element * weights * (n if wrong == "weights per row" else 1) + n * cache
         times = {"host": launches * host, "bytes": read / copy}
         times["operations"] = (1 if wrong == "one operation" else 2) * weights * n / compute
@@ -116,16 +112,18 @@ def half_a_billion(cache: float, launches: int, host: float) -> tuple:
     return between(4e8, 6e8), cache, 2, launches, host, between(3.5e12, 4.5e12), between(7e14, 9e14)
 
 
-@q2.case("a slow host before a fast machine: one row takes as long as its launches")
-def _(f):
-    for cache in (between(1e6, 2e6), between(9e6, 2e7)):
+q2.case("a slow host before a fast machine: one row takes as long as its launches")(
+    lambda f: [
         q2.check(f, *half_a_billion(cache, draw(900, 1300), 8e-6), between(1.05, 1.4))
-
-
-@q2.case("one launch: long caches, and none yet")
-def _(f):
-    q2.check(f, *half_a_billion(between(4e6, 6e6), 1, 2e-5), between(1.2, 1.8))
-    q2.check(f, *half_a_billion(0.0, 1, 2e-5), between(1.05, 1.5))
+        for cache in (between(1e6, 2e6), between(9e6, 2e7))
+    ]
+)
+q2.case("one launch: long caches, and none yet")(
+    lambda f: [
+        q2.check(f, *half_a_billion(between(4e6, 6e6), 1, 2e-5), between(1.2, 1.8)),
+        q2.check(f, *half_a_billion(0.0, 1, 2e-5), between(1.05, 1.5)),
+    ]
+)
 
 
 @q2.case("slow processors: in float32, and one where the operations of one row take the longest")
@@ -137,7 +135,6 @@ def _(f):
 
 
 q3 = Question("q3", "best_plan", hint="No change has a worth of its own. How many choices of yes and no are there?")
-
 RULES = {
     "largest": "You took the largest speed-up first: it matters of how much time.",
     "per day": "You took what saves most per day first: what is left over may not fit, or be worth less by then.",
@@ -147,7 +144,7 @@ RULES = {
 
 
 def step_times(plans: Tensor, seconds: Tensor, phase: Tensor, speedups: Tensor) -> Tensor:
-    """Seconds of a step with the changes of each plan, all at once: plans [n, changes] bool, result [n] float64."""
+    """Seconds of a step with the changes of each plan: plans [n, changes] bool, result [n] float64."""
     factors = torch.where(plans, speedups.double(), 1.0)
     return sum(s.double() / factors[:, phase == j].prod(1) for j, s in enumerate(seconds))
 
@@ -208,7 +205,6 @@ plan_case("what helps most next is not part of the best plan", "per day", "added
 q4 = Question(
     "q4", "self_times", hint="The parent of an event is the shortest one that holds it; take its time off there."
 )
-
 SELF_MISTAKES = {
     "durations": "That is the whole duration: take the children's off.",
     "descendants": "You took all descendants off: a grandchild is within a child already.",
@@ -217,7 +213,7 @@ SELF_MISTAKES = {
 
 
 def own_times(starts: Tensor, ends: Tensor, wrong: str = "") -> Tensor:
-    """Duration less that of the direct children; the parent is the shortest event that holds one: [events], float64."""
+    """The parent is the shortest event that holds one: [events], float64."""
     if wrong == "float32":
         starts, ends = starts.float(), ends.float()
     starts, ends = starts.double(), ends.double()
@@ -247,13 +243,13 @@ def tree(depth: int, begin: float, end: float) -> list[tuple[float, float]]:
     return found
 
 
-@q4.case("grandchildren; children that begin or end with their parents; siblings that touch")
-def _(f):
-    check_own(f, [(0.0, between(2, 3)), (0.0, 10.0), (20.0, between(21, 22)), (20.0, 25.0), (20.0, 31.0)])
-    check_own(f, [(5.0, between(7, 8)), (5.0, between(10, 11)), (1.0, 40.0), (1.0, 20.0)])
-    check_own(f, [(0.0, 10.0), (1.0, 4.0), (4.0, 10.0), (4.5, between(5, 6)), (10.0, 12.0)])
-
-
+q4.case("grandchildren; children that begin or end with their parents; siblings that touch")(
+    lambda f: [
+        check_own(f, [(0.0, between(2, 3)), (0.0, 10.0), (20.0, between(21, 22)), (20.0, 25.0), (20.0, 31.0)]),
+        check_own(f, [(5.0, between(7, 8)), (5.0, between(10, 11)), (1.0, 40.0), (1.0, 20.0)]),
+        check_own(f, [(0.0, 10.0), (1.0, 4.0), (4.0, 10.0), (4.5, between(5, 6)), (10.0, 12.0)]),
+    ]
+)
 q4.case("a deep random tree")(lambda f: check_own(f, tree(3, 0.0, 1000.0) + tree(2, 1000.0, 1500.0)))
 q4.case("times as in a trace: microseconds since the machine was started")(
     lambda f: check_own(f, tree(2, 0.0, 50.0), later=6_839_553_812.0)

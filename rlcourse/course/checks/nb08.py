@@ -23,8 +23,7 @@ def check_add_ten(f, *sizes: int, spread: float = 1.0) -> None:
         check_kernel(f, {"a": a}, a + 10, mistakes, f"{n} elements")
 
 
-q1.case("64 numbers")(lambda f: check_add_ten(f, 64))
-q1.case("64 large ones")(lambda f: check_add_ten(f, 64, spread=1000.0))
+q1.case("64 numbers, and 64 large ones")(lambda f: [check_add_ten(f, 64, spread=size) for size in (1.0, 1000.0)])
 
 q2 = kernel_question("q2", "AddTenAnyLength", "i = block * self.threads + thread, and is there an element i?")
 q2.case("several blocks, all of them full")(lambda f: check_add_ten(f, 64 * draw(2, 5)))
@@ -39,11 +38,8 @@ def check_transpose(f, rows: int, columns: int) -> ptx.Report:
     return check_kernel(f, {"a": a}, a.T, mistakes, f"{rows} x {columns}")
 
 
-q3.case("a square of whole tiles")(lambda f: check_transpose(f, 16, 16))
-
-
-q3.case("any height and width")(
-    lambda f: [check_transpose(f, *size) for size in ((draw(9, 15), draw(17, 23)), (draw(17, 30), draw(1, 7)))]
+q3.case("whole tiles, and any height and width")(
+    lambda f: [check_transpose(f, *n) for n in ((16, 16), (draw(9, 15), draw(17, 23)), (draw(17, 30), draw(1, 7)))]
 )
 
 
@@ -71,13 +67,9 @@ def check_sum_of_three(f, **order) -> None:
 
 
 q4.case("the sums, and each number read once")(lambda f: check_sum_of_three(f))
-
-
-@q4.case("whichever warp is faster")
-def _(f):
-    for order in ("warp", "random"):
-        check_sum_of_three(f, order=order, seed=draw(0, 99))
-
+q4.case("whichever warp is faster")(
+    lambda f: [check_sum_of_three(f, order=order, seed=draw(0, 99)) for order in ("warp", "random")]
+)
 
 q5 = kernel_question("q5", "RowMax", "In five steps each lane keeps the larger of its own and of lane ^ 1, 2, 4, ...")
 
@@ -94,13 +86,12 @@ def check_row_max(f, a: Tensor) -> None:
 
 
 q5.case("rows of 32")(lambda f: check_row_max(f, torch.randn(16, 32)))
-
-
-@q5.case("shorter rows, in which all numbers are negative")
-def _(f):
-    for n, scale in ((draw(17, 31), 1.0), (draw(2, 16), 1.0), (1, 1.0), (draw(17, 30), 1e36)):
+q5.case("shorter rows, in which all numbers are negative")(
+    lambda f: [
         check_row_max(f, -scale * (1 + torch.rand(12, n)))
-
+        for n, scale in ((draw(17, 31), 1.0), (draw(2, 16), 1.0), (1, 1.0), (draw(17, 30), 1e36))
+    ]
+)
 
 q6 = kernel_question("q6", "Product", "A thread has a row of a and a column of b: a loop over k, then one write.")
 
@@ -114,14 +105,12 @@ def check_product(f, m: int, k: int, n: int) -> None:
     check_kernel(f, {"a": a, "b": b}, exact, mistakes, size, atol=1e-4)
 
 
-q6.case("squares of whole tiles")(lambda f: check_product(f, 16, 16, 16))
-
-
-@q6.case("any sizes")
-def _(f):
-    check_product(f, draw(9, 15), draw(3, 20), draw(17, 23))
-    check_product(f, draw(1, 7), 1, draw(9, 15))
-
+q6.case("squares of whole tiles, and any sizes")(
+    lambda f: [
+        check_product(f, *sizes)
+        for sizes in ((16, 16, 16), (draw(9, 15), draw(3, 20), draw(17, 23)), (draw(1, 7), 1, draw(9, 15)))
+    ]
+)
 
 q7 = Question("q7", "sectors", hint="A lane's access is in sector address // 32. Count the distinct ones of each warp.")
 
@@ -141,10 +130,6 @@ SECTORS = {
 q7.expects(loop_sectors, also=SECTORS)
 
 
-def check_sectors(f, addresses: Tensor, size: int) -> None:
-    q7.check(f, addresses, size, torch.ones_like(addresses, dtype=torch.bool))
-
-
 def base() -> int:
     """An address at which a line of 128 bytes begins."""
     return 128 * draw(1, 10**6)
@@ -152,10 +137,10 @@ def base() -> int:
 
 @q7.case("with a stride, from an odd beginning, and in any order")
 def _(f):
-    for step in (0, 8, 20, 64, 128, 1000):
-        check_sectors(f, base() + step * torch.arange(64).view(2, 32), 4)
-    check_sectors(f, base() + 16 + 4 * torch.arange(32)[None], 4)
-    check_sectors(f, base() + 4 * torch.randperm(256)[:64].view(2, 32), 4)
+    apart = [step * torch.arange(64) for step in (0, 8, 20, 64, 128, 1000)]
+    for addresses in (*apart, 16 + 4 * torch.arange(32), 4 * torch.randperm(256)[:64]):
+        addresses = base() + addresses.view(-1, 32)
+        q7.check(f, addresses, 4, torch.ones_like(addresses, dtype=torch.bool))
 
 
 @q7.case("lanes that are not active, down to none")
@@ -213,12 +198,11 @@ def check_relu_squared(f, n: int) -> ptx.Report:
 
 
 q9.case("the numbers, where n is a multiple of 8 x threads")(lambda f: check_relu_squared(f, 1024 * draw(1, 3)))
-
-
-@q9.case("any n: the last thread has less to do")
-def _(f):
-    for n in (draw(1, 7), 8 * draw(1, 20), 8 * draw(1, 20) + draw(1, 7), 1024 + draw(1, 7)):
-        check_relu_squared(f, n)
+q9.case("any n: the last thread has less to do")(
+    lambda f: [
+        check_relu_squared(f, n) for n in (draw(1, 7), 8 * draw(1, 20), 8 * draw(1, 20) + draw(1, 7), 1024 + draw(1, 7))
+    ]
+)
 
 
 @q9.case("16 bytes at once, each number once")
@@ -247,16 +231,15 @@ def check_row_norm(f, rows: int, **order) -> None:
     assert found <= enough, f"{found} loads, where {enough} are enough: each thread loads 4 numbers per row, once."
 
 
-q10.case("one row: what crosses from warp to warp")(lambda f: check_row_norm(f, 1))
-q10.case("two rows of a block: shared memory is used again")(lambda f: check_row_norm(f, 4))
-q10.case("an odd number of rows: the last block has one")(lambda f: check_row_norm(f, 2 * draw(1, 3) + 1))
-
-
-@q10.case("in every order")
-def _(f):
-    for order, rows in (("warp", 4), ("serial", 4), ("random", 4), ("random", 3), ("random", 3)):
+q10.case("one row, two rows of a block, an odd number of rows")(
+    lambda f: [check_row_norm(f, rows) for rows in (1, 4, 2 * draw(1, 3) + 1)]
+)
+q10.case("in every order")(
+    lambda f: [
         check_row_norm(f, rows, order=order, seed=draw(0, 10**6))
-
+        for order, rows in (("warp", 4), ("serial", 4), ("random", 4), ("random", 3), ("random", 3))
+    ]
+)
 
 q11 = kernel_question("q11", "RowSums", "Ask for the next row, commit, wait for all but the latest group, add up.")
 
@@ -267,8 +250,9 @@ def check_row_sums(f, rows: int) -> ptx.Report:
     return check_kernel(f, {"x": x}, x.double().sum(1), mistakes, f"{rows} rows", "y", atol=1e-4)
 
 
-q11.case("blocks of four rows")(lambda f: check_row_sums(f, 4 * draw(1, 3)))
-q11.case("any number of rows")(lambda f: [check_row_sums(f, n) for n in (1, draw(2, 3), 4 * draw(1, 2) + draw(1, 3))])
+q11.case("any number of rows, of which a block has four")(
+    lambda f: [check_row_sums(f, n) for n in (4 * draw(1, 3), 1, draw(2, 3), 4 * draw(1, 2) + draw(1, 3))]
+)
 
 
 @q11.case("each number is copied once, and the next row is on its way")

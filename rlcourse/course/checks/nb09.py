@@ -48,33 +48,24 @@ def check_merge(f, heads: int, lengths: list[int], shift=0.0, apart=0.0, sink=Tr
 OVERFLOW = "exp(400) is infinite and exp(-400) is 0: take off the head's largest log-sum, or sink, before the exp."
 EMPTY = "-inf - (-inf) is nan, and so is 0 / 0: for a head of which nobody saw anything, take off a finite number."
 q1.expects(merged, also=MERGES, atol=1e-4)
-q1.case("places of different lengths, no sink")(lambda f: check_merge(f, 3, [draw(2, 5), 1, draw(6, 10)], sink=False))
-q1.case("a sink")(lambda f: check_merge(f, 3, [draw(2, 5), 1, draw(6, 10)]))
+q1.case("places of different lengths, without a sink and with one")(
+    lambda f: [check_merge(f, 3, [draw(2, 5), 1, draw(6, 10)], sink=sink) for sink in (False, True)]
+)
 
 
-@q1.case("scores in the hundreds: exp of a log-sum alone is infinite, or zero")
+@q1.case("scores in the hundreds, or heads hundreds apart: exp of a log-sum alone is infinite, or zero")
 def _(f):
     for shift in (400.0, -400.0, 800.0, -800.0):  # the latter are too much for float64 as well
         check_merge(f, 2, [draw(3, 6), 5, 5], shift, nan=OVERFLOW)
-
-
-@q1.case("heads whose scores lie hundreds apart")
-def _(f):
     own = "nan: each head has a largest log-sum of its own, and next to another head's all its weights are 0."
     check_merge(f, 3, [draw(3, 6), 5, 5], -300.0, apart=300.0, nan=own)
 
 
-q1.case("a place that saw nothing (log-sum -inf)")(lambda f: check_merge(f, 3, [0, draw(2, 6), 3], sink=False))
-
-
-@q1.case("a head of which nobody saw anything gives zeros")
-def _(f):
-    check_merge(f, 2, [0, 0], sink=False, nan=EMPTY)
-    check_merge(f, 2, [draw(2, 4), 5])
-
+q1.case("a place that saw nothing (log-sum -inf), and a head of which nobody saw anything: zeros")(
+    lambda f: [check_merge(f, 3, [0, draw(2, 6), 3], sink=False), check_merge(f, 2, [0, 0], sink=False, nan=EMPTY)]
+)
 
 q2 = Question("q2", "best_splits", hint="Write down the tiles of every CTA in order, cut the list into waves.")
-
 SPLITS = {
     "full waves": "A last wave that is not full takes time too.",
     "free": "Each wave costs `fixed` once: a CTA has to start and to end.",
@@ -84,7 +75,7 @@ SPLITS = {
 
 
 def wave_time(tokens: list[int], at_once: int, fixed: int, splits: int, mistake: str = "") -> float:
-    """Time of the launch in tiles: waves of `at_once` CTAs, each as long as its longest."""
+    """In tiles: waves of `at_once` CTAs, each as long as its longest."""
     tile, ctas = 1 if mistake == "tokens" else 16, []
     for count in tokens:
         tiles = -(-count // tile)
@@ -100,31 +91,26 @@ def wave_time(tokens: list[int], at_once: int, fixed: int, splits: int, mistake:
 
 
 def best_by_trying(tokens: Tensor, at_once: int, most: int, fixed: int, mistake: str = "") -> Tensor:
-    """The smallest number of splits with the least time, and that time: [2]."""
+    """The smallest number of splits with the least time, and that time."""
     times = [wave_time(tokens.tolist(), at_once, fixed, splits, mistake) for splits in range(1, most + 1)]
     return torch.tensor([1 + times.index(min(times)), min(times)], dtype=torch.float32)
 
 
-def check_splits(f, tokens: list[int], *launch: int) -> None:
-    q2.check(f, torch.tensor(tokens), *launch)
-
-
-def check_random(f, pairs: int, at_once: int) -> None:
-    check_splits(f, torch.randint(1, 900, (pairs,)).tolist(), at_once, draw(8, 12), draw(1, 4))
-
-
 q2.expects(best_by_trying, SPLITS)
-q2.case("few rows on a large card")(lambda f: check_random(f, 4, 60))
-q2.case("as many pairs as the card holds, or more")(lambda f: check_random(f, 25, 20))
+q2.case("few rows on a large card, and more than it holds")(
+    lambda f: [
+        q2.check(f, torch.randint(1, 900, (pairs,)), at_once, draw(8, 12), draw(1, 4))
+        for pairs, at_once in ((4, 60), (25, 20))
+    ]
+)
 
 
-@q2.case("rows of different lengths")
+@q2.case("rows of different lengths, and of one token: nothing to split")
 def _(f):
-    check_splits(f, [120, 200, 250, 120], 7, 10, 3)  # here tiles dealt out evenly would take another time
-    check_random(f, 9, 7)
+    q2.check(f, torch.tensor([120, 200, 250, 120]), 7, 10, 3)  # dealt out evenly the tiles would take another time
+    q2.check(f, torch.randint(1, 900, (9,)), 7, draw(8, 12), draw(1, 4))
+    q2.check(f, torch.ones(draw(4, 60), dtype=torch.long), draw(3, 12), 8, draw(1, 40))
 
-
-q2.case("one token a row: nothing to split")(lambda f: check_splits(f, [1] * draw(4, 60), draw(3, 12), 8, draw(1, 40)))
 
 q3 = Question("q3", "value_registers", hint="Registers and lanes say the row and column; the row says the dimension.")
 
@@ -151,7 +137,6 @@ REGISTERS = {
 q3.expects(registers, also={said: partial(registers, **mistake) for said, mistake in REGISTERS.items()})
 q3.case("random values")(lambda f: q3.check(f, torch.randn(16, 64)))
 
-
 q4 = Question("q4", "two_changes", hint="Write one function for the longest of the three times; call it four times.")
 
 
@@ -175,7 +160,7 @@ q4.expects(two_times, also={said: partial(two_times, **mistake) for said, mistak
 
 
 def check_times(f, moving: tuple, old_issue: tuple, new_issue: tuple, old_wait: tuple, new_wait: tuple) -> None:
-    """A card and two kernels whose times in µs are drawn from these spans, and what the function makes of them."""
+    """A card and two kernels whose times in µs are drawn from these spans."""
     bytes_us, issue_us = between(*moving), (between(*old_issue), between(*new_issue))
     waiting_us = between(*old_wait), between(*new_wait)
     data, latency, ghz, sms = 1e6 * draw(1, 200), between(0.4, 1.4), between(1, 2), draw(40, 140)
@@ -187,25 +172,22 @@ def check_times(f, moving: tuple, old_issue: tuple, new_issue: tuple, old_wait: 
     q4.check(f, data, instructions, flight, data / bytes_us / 1e3, ghz, sms, latency, expected=expected)
 
 
-@q4.case("the old kernel waits for memory")
+@q4.case("the old kernel waits for memory, or is bound by its instructions")
 def _(f):
     for fewer in ((2, 4), (11, 14)):
         check_times(f, (5, 10), (20, 30), fewer, (50, 90), (5, 10))
+    check_times(f, (5, 10), (50, 90), (2, 4), (20, 30), (5, 10))
 
 
-q4.case("the old kernel is bound by its instructions")(
-    lambda f: check_times(f, (5, 10), (50, 90), (2, 4), (20, 30), (5, 10))
-)
 q4.case("the bytes take longest, whatever changes")(
     lambda f: check_times(f, (60, 90), (20, 40), (2, 4), (20, 40), (5, 10))
 )
-
 
 q5 = kernel_question("q5", "WarpAttention", "Begin with the score of one slot: products of a lane, a sum over lanes.")
 
 
 def online(q: Tensor, keys: Tensor, values: Tensor, start=-1e30, rescale_l=True, rescale_acc=True) -> Tensor:
-    """A pair's attention slot by slot in float32, as the kernel does it."""
+    """Slot by slot in float32, as the kernel does it."""
     m, total, acc = torch.tensor(start), torch.tensor(0.0), torch.zeros(len(q))
     for score, value in zip(keys @ q * (math.log2(math.e) * len(q) ** -0.5), values, strict=True):
         m_new = torch.maximum(m, score)
@@ -217,7 +199,7 @@ def online(q: Tensor, keys: Tensor, values: Tensor, start=-1e30, rescale_l=True,
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, scale=1.0, divide=True, lanes=1) -> Tensor:
-    """A pair's attention in float64. lanes: each takes products of its own elements for the score."""
+    """In float64. lanes: each takes products of its own elements for the score."""
     found = torch.zeros(len(q), dtype=torch.float64)
     for lane in range(lanes if len(keys) else 0):
         own = slice(lane, None, lanes)
@@ -263,23 +245,15 @@ def check_spans(f, spans: list[tuple[int, int]], slots: int, size: int = 64, sco
     compare(out, each(attend), mistakes, atol=2e-3)
 
 
-q5.case("two pairs, all slots")(lambda f: check_spans(f, [(0, 12), (0, 12)], 12))
-q5.case("left padding and unused slots, poisoned with nan")(lambda f: check_spans(f, [(3, 10), (0, 7), (9, 14)], 16))
-q5.case("one token, a row without any, and the last slot of the cache")(
-    lambda f: check_spans(f, [(0, 1), (4, 4), (7, 8)], 8)
+q5.case("two pairs, all slots, also heads of 128")(
+    lambda f: [check_spans(f, [(0, 12), (0, 12)], 12, size) for size in (64, 128)]
 )
-
-
-@q5.case("scores that rise, and scores that fall")
-def _(f):
-    for sign in (1, -1):
-        check_spans(f, [(0, 14)], 14, scores=sign * (6 * torch.rand(14)).cumsum(0) / 8)
-
-
-@q5.case("scores far above zero, and all of them far below it")
-def _(f):
-    for height in (300, -300):
-        check_spans(f, [(0, 10), (2, 9)], 10, scores=height + 4 * torch.rand(10))
-
-
-q5.case("heads of 128")(lambda f: check_spans(f, [(2, 9)], 10, size=128))
+q5.case("left padding and unused slots, poisoned with nan; one token, none, and the last slot of the cache")(
+    lambda f: [check_spans(f, *spans) for spans in (([(3, 10), (0, 7), (9, 14)], 16), ([(0, 1), (4, 4), (7, 8)], 8))]
+)
+q5.case("scores that rise, and scores that fall")(
+    lambda f: [check_spans(f, [(0, 14)], 14, scores=sign * (6 * torch.rand(14)).cumsum(0) / 8) for sign in (1, -1)]
+)
+q5.case("scores far above zero, and all of them far below it")(
+    lambda f: [check_spans(f, [(0, 10), (2, 9)], 10, scores=height + 4 * torch.rand(10)) for height in (300, -300)]
+)

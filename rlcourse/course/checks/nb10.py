@@ -25,7 +25,7 @@ def ends(launch: list[float], kernel: list[float], reads: list[bool]) -> float:
 
 
 def saved(launch: Tensor, kernel: Tensor, reads: Tensor, launch_too: bool = False) -> Tensor:
-    """What each kernel is worth: the time of the step less that without it: [kernels] float64."""
+    """What each kernel is worth: [kernels] float64."""
     launching, running, found = launch.double().tolist(), kernel.double().tolist(), []
     for i in range(len(running)):
         free = [0.0 if j == i else k for j, k in enumerate(running)]
@@ -67,19 +67,16 @@ def _(f):
     q1.check(f, launch, kernel, never)
 
 
-q1.case("now the one is slower, now the other")(lambda f: [check_uneven(f, 2, 12, 0.0) for _ in range(4)])
-q1.case("the host reads numbers")(lambda f: [check_uneven(f, 1, 8, 0.4) for _ in range(4)])
+q1.case("now the one is slower, now the other; the host reads numbers")(
+    lambda f: [check_uneven(f, *how) for how in ((2, 12, 0.0), (1, 8, 0.4)) for _ in range(4)]
+)
 
 q2 = Question("q2", "attend", hint="Work out on paper what a right attention answers to each of the four probes.")
-
-PLANTED = {  # the mistakes, in the order in which a card names those that are left
-    "guess": "without a mask it must raise ValueError",
+PLANTED = {  # what can be found without a call that must fail, in the order in which a card names it
     "truths": "its mask of truths: True is added as a 1 and hides nothing",
     "heads": "its heads: query heads 0 to H/K - 1 belong to key-value head 0, the next H/K to head 1",
     "scale": "its scale: the root of the head size, not the head size",
 }
-
-
 OTHERS = {
     ("open",): "The mask is not used: what it hides must have no weight.",
     ("none",): "The scores are not divided by anything: the root of the head size is asked for.",
@@ -87,11 +84,8 @@ OTHERS = {
 
 
 def attention_by_loops(query, keys, values, mask, wrong: Names = ()) -> Tensor:
-    """Attention in float64, head by head, with mistakes."""
+    """In float64, head by head, with mistakes."""
     (rows, heads, size), kv_heads = query.shape, keys.shape[1]
-    if mask is None and "guess" not in wrong:
-        raise ValueError("no mask")
-    mask = torch.zeros(rows, 1, 1, keys.shape[2]) if mask is None else mask
     truths, out = mask.dtype == torch.bool, torch.zeros(rows, heads, size, dtype=torch.float64)
     hidden = (~mask if truths else mask < 0)[:, 0, 0]
     for row, head in itertools.product(range(rows), range(heads)):
@@ -105,9 +99,6 @@ def attention_by_loops(query, keys, values, mask, wrong: Names = ()) -> Tensor:
     return out
 
 
-SILENT = {name: said for name, said in PLANTED.items() if name != "guess"}  # found without a call that must fail
-
-
 def check_attend(f, rows: int, heads: int, kv_heads: int, slots: int, truths: bool, full: bool = False) -> None:
     size = 2 * draw(2, 8)
     query, (keys, values) = 2 * torch.randn(rows, heads, size), torch.randn(2, rows, kv_heads, slots, size)
@@ -118,20 +109,25 @@ def check_attend(f, rows: int, heads: int, kv_heads: int, slots: int, truths: bo
     q2.check(f, query, keys, values, mask[:, None, None])
 
 
-q2.expects(attention_by_loops, OTHERS, also=left_in(attention_by_loops, SILENT), atol=1e-4)
-q2.case("one head, a full cache")(lambda f: check_attend(f, draw(1, 3), 1, 1, draw(3, 7), truths=False, full=True))
-q2.case("several heads share one, padding, a mask of numbers")(
-    lambda f: [check_attend(f, draw(2, 4), 6, draw(2, 3), 8, truths=False) for _ in range(2)]
-)
+q2.expects(attention_by_loops, OTHERS, also=left_in(attention_by_loops, PLANTED), atol=1e-4)
+
+
+@q2.case("one head, a full cache; several heads share one, padding, a mask of numbers")
+def _(f):
+    check_attend(f, draw(1, 3), 1, 1, draw(3, 7), truths=False, full=True)
+    for kv_heads in (2, 3):
+        check_attend(f, draw(2, 4), 6, kv_heads, 8, truths=False)
+
+
 q2.case("the same with a mask of truths")(
     lambda f: [check_attend(f, draw(2, 4), *heads, 9, truths=True) for heads in ((1, 1), (8, 4))]
 )
-
-
-@q2.case("no mask: ValueError, and no guess")
-def _(f):
-    check_attend(f, 2, 4, 2, draw(5, 9), truths=True)
-    refuses(f, torch.randn(2, 4, 8), *torch.randn(2, 2, 2, 5, 8).unbind(0), None)
+q2.case("no mask: ValueError, and no guess")(
+    lambda f: [
+        check_attend(f, 2, 4, 2, draw(5, 9), truths=True),
+        refuses(f, torch.randn(2, 4, 8), *torch.randn(2, 2, 2, 5, 8).unbind(0), None),
+    ]
+)
 
 
 def refuses(f, *arguments) -> None:
@@ -156,7 +152,7 @@ def first_and_last(mask: Tensor) -> Tensor:
 
 
 def changed(change: Callable) -> Callable:
-    """A function that changes what is right: from first and last slots to what stands in their place."""
+    """From what is right, first and last slots, to what stands in their place."""
     return lambda mask: torch.stack(change(*first_and_last(mask)))
 
 
@@ -179,24 +175,11 @@ def check_random_slots(f, additive: bool = False) -> None:
 
 
 q3.expects(first_and_last, also=SLOTS)
-q3.case("rows padded on the left, a cache that is not full")(check_random_slots)
-
-
-@q3.case("no padding, a full cache, one slot")
-def _(f):
-    check_slots(f, [0, 0], [3, 7], 7)
-    check_slots(f, [0], [1], 1)
-    check_random_slots(f)
-
-
+q3.case("rows padded on the left, and not; a cache that is full, and not; one slot")(
+    lambda f: [check_random_slots(f), check_slots(f, [0, 0], [3, 7], 7), check_slots(f, [0], [1], 1)]
+)
 q3.case("a mask of numbers: 0 for seen, -inf for hidden")(lambda f: check_random_slots(f, additive=True))
-
-
-@q3.case("no mask: ValueError, and no guess")
-def _(f):
-    check_random_slots(f)
-    refuses(f, None)
-
+q3.case("no mask: ValueError, and no guess")(lambda f: [check_random_slots(f), refuses(f, None)])
 
 q4 = Question("q4", "fake_attend", hint="Two `new_empty`: which shape, dtype and strides does the kernel return?")
 
@@ -218,22 +201,19 @@ def check_fake(f, q: Tensor, values: Tensor) -> None:
 q4.case("half precision: the output follows, the log-sum does not")(
     lambda f: check_fake(f, torch.randn(2, 4, 8).bfloat16(), torch.randn(2, 2, 5, 8).bfloat16())
 )
-q4.case("queries turned round in memory: heads outermost")(
-    lambda f: check_fake(f, torch.randn(6, 3, 8).transpose(0, 1), torch.randn(3, 2, 5, 8))
+q4.case("queries with heads outermost in memory, values with another head size than the keys, one row, one slot")(
+    lambda f: [
+        check_fake(f, torch.randn(6, 3, 8).transpose(0, 1), torch.randn(3, 2, 5, 8)),
+        check_fake(f, torch.randn(4, 6, 8), torch.randn(4, 3, 5, 12)),
+        check_fake(f, torch.randn(1, 2, 4), torch.randn(1, 1, 1, 6)),
+    ]
 )
-
-
-@q4.case("values with another head size than the keys, one row, one slot")
-def _(f):
-    check_fake(f, torch.randn(4, 6, 8), torch.randn(4, 3, 5, 12))
-    check_fake(f, torch.randn(1, 2, 4), torch.randn(1, 1, 1, 6))
-
 
 q5 = Question("q5", "one_graph", hint="What can't the compiler look into? What must the host know?", seconds=30)
 
 
 def step_by_loops(x, weights, keys, values, position) -> Tensor:
-    """The step in float64, row by row."""
+    """In float64, row by row."""
     out = x.double()
     for weight, k, v in zip(weights.double(), keys.double(), values.double(), strict=True):
         q = out @ weight

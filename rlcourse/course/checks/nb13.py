@@ -10,7 +10,6 @@ from torch import Tensor
 from rlcourse.course.checks import Question, between, draw
 
 q1 = Question("q1", "diagnose", hint="Write down the labels that a row should have. Where do those that it has differ?")
-
 IGNORED, PAD, EOS = -100, 0, 1
 FINE, PROMPT, PADDING, END, SHIFTED, FIRST = range(6)
 ROWS = {
@@ -40,7 +39,7 @@ def some_row(kind: int, width: int, pad: int, variant: int) -> tuple[list[int], 
 
 
 def judged(ids: list[int], labels: list[int], prompt: int, length: int, mistake: str = "") -> int:
-    """The kind of a row, by tokens that are learned where they should not be or are not where they should."""
+    """By tokens that are learned where they should not be or are not where they should."""
     learned = [t for t, label in enumerate(labels) if label != IGNORED]
     if mistake == "pads by id":
         length = next((t for t in range(prompt, len(ids)) if ids[t] in (PAD, EOS)), len(ids))
@@ -70,8 +69,9 @@ def check_rows(f, *kinds: int, pad: int = PAD) -> None:
 
 q1.expects(diagnosed, ROWS, parts={"the list of mistakes": None})
 q1.case("rows that are fine, prompts and padding that are learned")(lambda f: check_rows(f, FINE, PROMPT, PADDING))
-q1.case("an end that is not learned")(lambda f: check_rows(f, END, FINE, END))
-q1.case("labels one place off, a first token left out")(lambda f: check_rows(f, SHIFTED, FIRST, FINE, PROMPT))
+q1.case("an end that is not learned, labels one place off, a first token left out")(
+    lambda f: [check_rows(f, *kinds) for kinds in ((END, FINE, END), (SHIFTED, FIRST, FINE, PROMPT))]
+)
 q1.case("all of them, padded with the end token")(lambda f: check_rows(f, *range(6), pad=EOS))
 
 q2 = Question("q2", "keep_apart", hint="For each place of the row: which example is it of, and which token of it?")
@@ -87,7 +87,7 @@ PLACES = {
 
 
 def by_places(lengths: Tensor, answers: Tensor, width: int, mistake: str = "") -> tuple[Tensor, Tensor, Tensor]:
-    """Positions [width], sees [width, width], predicts [width], place by place."""
+    """Positions [width], sees [width, width], predicts [width]."""
     lengths, answers = lengths.tolist(), answers.tolist()
     owner = [(i, t) for i, length in enumerate(lengths) for t in range(length)]
     owner += [(-1 - place, 0) for place in range(width - len(owner))]  # each place of padding is alone
@@ -105,40 +105,28 @@ def by_places(lengths: Tensor, answers: Tensor, width: int, mistake: str = "") -
     return torch.tensor(positions), torch.tensor(sees), torch.tensor(predicts)
 
 
-def check_places(f, lengths: list[int], answers: list[int], padding: int) -> None:
+def check_places(f, count: int, longest: int = 8, padding: int = 0, alone: tuple[int, ...] = ()) -> None:
+    """alone: the numbers of examples without a prompt."""
+    lengths = [draw(longest // 2, longest) for _ in range(count)]
+    answers = [length if i in alone else draw(2, length - 2) for i, length in enumerate(lengths)]
     q2.check(f, torch.tensor(lengths), torch.tensor(answers), sum(lengths) + padding)
 
 
-def examples(count: int, longest: int = 8) -> tuple[list[int], list[int]]:
-    lengths = [draw(longest // 2, longest) for _ in range(count)]
-    return lengths, [draw(2, length - 2) for length in lengths]
-
-
 q2.expects(by_places, PLACES, parts={("positions", "sees", "predicts"): None})
-q2.case("one example")(lambda f: check_places(f, *examples(1, 60), padding=0))
-q2.case("three examples")(lambda f: check_places(f, *examples(3), padding=0))
-q2.case("padding behind them")(lambda f: check_places(f, *examples(3), padding=draw(2, 5)))
-
-
-@q2.case("examples without a prompt")
-def _(f):
-    lengths, answers = examples(4)
-    for i in (draw(0, 1), draw(2, 3)):
-        answers[i] = lengths[i]
-    check_places(f, lengths, answers, padding=draw(1, 3))
-
+q2.case("one example, and three")(lambda f: [check_places(f, *count) for count in ((1, 60), (3,))])
+q2.case("padding behind them")(lambda f: check_places(f, 3, padding=draw(2, 5)))
+q2.case("examples without a prompt")(lambda f: check_places(f, 4, padding=draw(1, 3), alone=(draw(0, 1), draw(2, 3))))
 
 q3 = Question("q3", "ranks", hint="How much less is left out if this matrix gets one rank more?", seconds=20)
 
 
 def update(values: list[float], rows: int, columns: int) -> Tensor:
-    """A matrix with these singular values: [rows, columns] float32."""
+    """With these singular values: [rows, columns] float32."""
     left, right = (torch.linalg.qr(torch.randn(n, len(values)).double())[0] for n in (rows, columns))
     return (left * torch.tensor(values, dtype=torch.float64) @ right.T).float()
 
 
 def squares(updates: Tensor) -> list[list[float]]:
-    """Squares of the singular values of each matrix, the largest first."""
     return torch.linalg.svdvals(updates.double()).square().tolist()
 
 
@@ -150,7 +138,7 @@ def best(updates: Tensor, budget: int) -> list[int]:
 
 
 def greedy(worth: Callable) -> Callable:
-    """Ranks one by one to the matrix for which `worth` is largest, a function of its squares and its rank so far."""
+    """Ranks one by one to the matrix of the largest `worth`, a function of its squares and its rank so far."""
 
     def ranks(updates: Tensor, budget: int) -> list[int]:
         found, way = squares(updates), [0] * len(updates)
@@ -175,19 +163,18 @@ def falling(first: float, factor: float, large: int = 5) -> list[float]:
     return [(first * factor**i if i < large else 0.1 / i) * between(1, 1.05) for i in range(5)]
 
 
-def check_ranks(f, budget: int, spectra: list[list[float]]) -> None:
-    q3.check(f, torch.stack([update(values, 7, 5) for values in spectra]), budget)
+def check_ranks(f, budget: tuple[int, int], *shapes: tuple) -> None:
+    q3.check(f, torch.stack([update(falling(*shape), 7, 5) for shape in shapes]), draw(*budget))
 
 
 SPECTRA = {  # case: from where to where the budget is drawn, and what `falling` takes for three matrices
-    "some fall fast and some slowly": ((4, 6), (4, 0.25), (2, 0.8), (1.6, 0.6)),
     "a large matrix of rank 1": ((4, 6), (30, 0.001), (1, 0.9), (2, 0.7)),
     "one that hardly changed": ((5, 8), (3, 0.8), (0.01, 0.5), (2.2, 0.75)),
     "a flat one beside two large values": ((3, 4), (1.15, 0.98), (2, 0.85, 2), (0.4, 0.9)),
     "the whole budget of a matrix": ((6, 8), (0.1, 0.9), (9, 0.9), (1, 0.5)),
 }
-for name, (budget, *shapes) in SPECTRA.items():
-    q3.case(name)(lambda f, b=budget, shapes=shapes: check_ranks(f, draw(*b), [falling(*shape) for shape in shapes]))
+for name, drawn_from in SPECTRA.items():
+    q3.case(name)(lambda f, drawn_from=drawn_from: check_ranks(f, *drawn_from))
 
 q4 = Question("q4", "merge", hint="What does one adapter add to the weight? When is the sum rounded?")
 MERGES = {
@@ -200,7 +187,7 @@ MERGES = {
 
 
 def merged(weight: Tensor, adapters: list, mistake: str = "") -> Tensor:
-    """W + sum of alpha / r B A in float64, which holds every sum here without an error."""
+    """In float64, which holds every sum here without an error."""
     total = weight.double()
     for a, b, alpha in adapters:
         scale = {"alpha": alpha, "no scale": 1.0}.get(mistake, alpha / len(a))
@@ -226,8 +213,9 @@ def check_sum(f, weight: Tensor, *ranks: int, scale: float = 1.0) -> None:
 
 
 q4.expects(merged, MERGES, parts={"the merged weight": None}, atol=0.0)
-q4.case("one adapter")(lambda f: check_sum(f, grid(6, 4), draw(2, 3)))
-q4.case("a square weight, three adapters of several ranks")(lambda f: check_sum(f, grid(5, 5), 4, draw(1, 2), 8))
+q4.case("one adapter, and three of several ranks at a square weight")(
+    lambda f: [check_sum(f, grid(6, 4), draw(2, 3)), check_sum(f, grid(5, 5), 4, draw(1, 2), 8)]
+)
 q4.case("bf16")(lambda f: check_sum(f, (1 + grid(24, 16)).bfloat16(), draw(3, 5)))
 q4.case("bf16, small adapters that add up")(
     lambda f: check_sum(f, (1 + grid(24, 16)).bfloat16(), *[2] * 6, scale=2**-8)
@@ -243,12 +231,11 @@ WAITS = {
 
 
 def at_least_once(p, times: int):
-    """The probability that something of probability p happens in so many tries; a p of 1e-18 is not lost."""
+    """Whether something of probability p happens in so many tries; a p of 1e-18 is not lost."""
     return math.fsum((-1) ** (k + 1) * math.comb(times, k) * p**k for k in range(1, times + 1))
 
 
 def waiting(rates: Tensor, group: int, prompts: int, mistake: str = "") -> float:
-    """Expected number of steps up to the first with a signal."""
     p = [rates.mean().item()] if mistake == "mean rate" else rates.tolist()
     signals = [at_least_once(r, group) - (0 if mistake == "all right" else r**group) for r in p]
     q = math.fsum(signals) / len(p)
@@ -270,21 +257,16 @@ def drawn(count: int, low: float, high: float) -> Tensor:
     return low + (high - low) * torch.rand(count, dtype=torch.float64)
 
 
-@q5.case("easy and hopeless problems")
-def _(f):
-    for group, prompts in ((draw(2, 4), 1), (8, draw(2, 3))):
+q5.case("easy and hopeless problems")(
+    lambda f: [
         check_waiting(f, torch.cat([torch.zeros(draw(20, 30)), drawn(draw(2, 4), 0.8, 0.95)]), group, prompts)
-
-
-q5.case("hopeless problems, and some that always work")(
-    lambda f: check_waiting(f, torch.cat([torch.zeros(draw(5, 9)), torch.ones(9), drawn(3, 0, 0.3)]), draw(3, 6), 2)
+        for group, prompts in ((draw(2, 4), 1), (8, draw(2, 3)))
+    ]
 )
-
-
-@q5.case("nothing but zeros and ones")
-def _(f):
-    check_waiting(f, (torch.arange(9) < draw(0, 5)).double(), draw(2, 8), draw(1, 8))
-    check_waiting(f, drawn(draw(4, 8), 0, 0.1), draw(3, 5), 2)
-
-
+q5.case("problems that always work, and nothing but zeros and ones")(
+    lambda f: [
+        check_waiting(f, torch.cat([torch.zeros(draw(5, 9)), torch.ones(9), drawn(3, 0, 0.3)]), draw(3, 6), 2),
+        check_waiting(f, (torch.arange(9) < draw(0, 5)).double(), draw(2, 8), draw(1, 8)),
+    ]
+)
 q5.case("a rate of 1e-18")(lambda f: check_waiting(f, drawn(draw(3, 5), 1e-18, 2e-18), draw(4, 8), draw(2, 4)))

@@ -28,7 +28,7 @@ def trials(computation: Computation, level: int) -> list[tuple[dict, dict]]:
 
 
 def counted_us(text: str, computation: Computation, level: int) -> float:
-    """Microseconds that the judge of a level counts for a program. Raises AssertionError for one that it refuses."""
+    """As the judge of a level counts. Raises AssertionError for a program that it refuses."""
     try:
         program = language.parse(text)
         launches = language.compile_program(program, computation, stale=level == 1)
@@ -74,14 +74,12 @@ SIGNED = (
 
 
 def drawn(template: str) -> Computation:
-    """A computation with drawn operations and names of inputs."""
     names = dict(zip("pqrs", ("uvwx"[i] for i in torch.randperm(4)), strict=True))
     words = (choice(DRAWN.get(word, [names.get(word, word.lower())])) for word in template.split())
     return read_computation(" ".join(words))
 
 
 def check_cheat(f, level: int, templates: tuple[str, ...]) -> None:
-    """Computations that can be cheated."""
     for computation in map(drawn, templates):
         lines = [[line.name, line.op, *line.args] for line in computation.lines]
         why = what_is_wrong(f(lines, level), computation, level)
@@ -90,15 +88,13 @@ def check_cheat(f, level: int, templates: tuple[str, ...]) -> None:
 
 q1.case("level 1: memory is not cleared, but for y")(lambda f: check_cheat(f, 1, KEPT))
 q1.case("level 2: the side stream is not timed, and nobody is faster than a copy")(lambda f: check_cheat(f, 2, KEPT))
-q1.case("level 3: positive inputs of one column, where a reduction says nothing")(lambda f: check_cheat(f, 3, REDUCED))
-q1.case("level 3: positive inputs of one column, where a sign says nothing")(lambda f: check_cheat(f, 3, SIGNED))
+q1.case("level 3: positive inputs of one column, where a reduction or a sign says nothing")(
+    lambda f: check_cheat(f, 3, REDUCED + SIGNED)
+)
 
 q2 = Question("q2", "trial", hint="List the kinds of rows first: what must be in a row to expose each wrong program?")
 WRONG = {  # by case: op, what a wrong program computes instead, what that is
-    "signs": [
-        ("abs", lambda v: v, "leaves out an `abs`"),
-        ("relu", lambda v: v, "leaves out a `relu`"),
-    ],
+    "signs": [("abs", lambda v: v, "leaves out an `abs`"), ("relu", lambda v: v, "leaves out a `relu`")],
     "reductions": [
         ("rowsum", lambda v: v.max(1, keepdims=True), "takes `rowmax` for `rowsum`"),
         ("rowmax", lambda v: v[:, :1], "takes the first number of a row for its largest"),
@@ -120,7 +116,6 @@ WRONG = {  # by case: op, what a wrong program computes instead, what that is
 
 
 def computation_with(op: str) -> Computation:
-    """A computation that has this operation, of inputs that are drawn."""
     u, v, w = (list("uvwx")[i] for i in torch.randperm(4)[:3])
     unary = op in ("abs", "relu", "neg", "sigmoid", *REDUCTIONS)
     inner = f"a = {op} {u}" if unary else f"a = {op} {u} {v}"
@@ -175,14 +170,12 @@ q3 = Question("q3", "reward", hint="What does the empty program earn on average,
 
 
 class Kind(NamedTuple):
-    """A kind of program: what it is, and its outcomes: share, compiled, correct, measured speed-up."""
-
     words: str
-    outcomes: tuple[tuple[float, float, float, float], ...]
+    outcomes: tuple[tuple[float, float, float, float], ...]  # share, compiled, correct, measured speed-up
 
 
 def programs(words: str, correct: float, speedup: float, compiled: float = 1.0, wrong: float | None = None) -> Kind:
-    """A kind that is right so often, or does compile so often where it is wrong; `wrong` is how fast it then seems."""
+    """Right so often; `compiled`: how often it compiles where it is wrong; `wrong`: how fast it then seems."""
     missed, fast = 1 - correct, speedup if wrong is None else wrong
     failed = (missed * compiled, 1.0, 0.0, fast), (missed * (1 - compiled), 0.0, 0.0, 0.0)
     return Kind(words, ((correct, 1.0, 1.0, speedup), *failed))
@@ -257,7 +250,6 @@ PROBLEMS = {
 
 
 def check_by_hand(f, problem: int) -> None:
-    """The problem with other operations and names."""
     for _ in range(4):
         computation = drawn(PROBLEMS[problem])
         text = f(problem, [str(line) for line in computation.lines])

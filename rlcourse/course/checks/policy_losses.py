@@ -56,7 +56,6 @@ def policy_loss(
 
 
 def said_of(*names: str) -> dict[Names, str]:
-    """What a card says of these mistakes."""
     return {(name,): SAID[name] for name in names}
 
 

@@ -44,10 +44,9 @@ def reached(kinds: Tensor, peers: Tensor, mistake: str = "") -> list[int]:
             return at == 0 or done(rank, at - 1)
         return happens(event_of[rank, at])
 
-    found = [
-        next((t for t in range(len(program)) if not done(rank, t)), len(program)) for rank, program in enumerate(kinds)
-    ]
-    return [0] * len(kinds) if mistake == "all or nothing" and min(found) < len(kinds[0]) else found
+    length = len(kinds[0])
+    found = [next((t for t in range(length) if not done(rank, t)), length) for rank in range(len(kinds))]
+    return [0] * len(kinds) if mistake == "all or nothing" and min(found) < length else found
 
 
 def waits(low: int, high: int) -> Program:

@@ -22,8 +22,7 @@ MOST_ERRORS = 50  # that a report lists
 
 @dataclass
 class Report:
-    """What one notebook earned. notebook: its check module; errors: a sentence for each cell that failed; notes: what
-    else the reader of the report should know."""
+    """What one notebook earned. notebook: its check module; errors: a sentence for each cell that failed."""
 
     submission: str
     notebook: str
@@ -43,12 +42,9 @@ class Report:
 
 
 def grade(path: Path, hidden: Path | None = None, seed: int | None = None, memory_gb: float = 2.0) -> Report:
-    """Grade one notebook.
-
-    hidden: a folder whose `nbNN.py` adds cases to the questions of that notebook. seed: of the random inputs; drawn
-    anew if not given. memory_gb: what the notebook may take beyond what the libraries take. Raises ValueError or
-    FileNotFoundError in one sentence for what is no exercise notebook, and for hidden cases that are not there.
-    """
+    """Grade one notebook. hidden: a folder whose `nbNN.py` adds cases. seed: of the random inputs; drawn anew if not
+    given. memory_gb: what the notebook may take beyond the libraries. Raises ValueError or FileNotFoundError for what
+    is no exercise notebook, and for hidden cases that are not there."""
     check_possible(memory_gb)
     start = time.perf_counter()
     notebook = read_notebook(path)
@@ -89,8 +85,8 @@ def new_seed() -> int:
 
 
 def printable(text: str) -> str:
-    """A text of somebody else's on one line, at most 1000 characters of it. Without those that steer a terminal, break
-    XML, or look like the next line of a report."""
+    """Somebody else's text on one line, at most 1000 characters, without those that steer a terminal, break XML, or
+    look like the next line of a report."""
     return "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text[:1000])
 
 
@@ -106,9 +102,8 @@ def no_kernels(way: str) -> str:
 
 
 def load_questions(name: str, hidden: Path | None) -> list[Question]:
-    """The questions of a check module, in order, with the cases that `hidden/nbNN.py` adds: `@q1.case(...,
-    hidden=True)`. The module itself stays as it is. Raises FileNotFoundError without such a file, ValueError if it
-    fails."""
+    """The questions of a check module, with the cases that `hidden/nbNN.py` adds by `@q1.case(..., hidden=True)`; the
+    module itself stays as it is. Raises FileNotFoundError without such a file, ValueError if it fails."""
     asked = questions(name)
     public = [list(question.cases) for question in asked]
     try:
@@ -130,9 +125,9 @@ def add_hidden_cases(file: Path) -> None:
 
 
 def grade_folder(folder: Path, hidden: Path | None = None, seed: int | None = None, **options) -> Iterator[Report]:
-    """Grade every notebook in a folder and the folders in it, by name, all with one seed. One that cannot be graded
-    earns nothing, and its report says why. Raises ValueError for a folder without notebooks, FileNotFoundError where
-    `hidden` is not a folder."""
+    """Grade every notebook in a folder and those in it, by name, all with one seed. One that cannot be graded earns
+    nothing, and its report says why. Raises ValueError for a folder without notebooks, FileNotFoundError where `hidden`
+    is no folder."""
     check_possible(options.get("memory_gb", 2.0))
     notebooks = sorted(path for path in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
     if not notebooks:

@@ -1,5 +1,5 @@
-"""Where a notebook's code runs: which files it sees, and what it may take. On Linux that is in namespaces of its own
-(`rlcourse.sandbox`). Elsewhere it is an ordinary process, and `way` says why."""
+"""Where a notebook's code runs: which files it sees, and what it may take. On Linux that is in namespaces of its
+own."""
 
 import functools
 
@@ -27,7 +27,6 @@ MISSING = (
 
 
 def box(memory_bytes: int) -> Box:
-    """What the worker of a notebook may see and take."""
     code = "from rlcourse.course.grading.worker import main; main(wire, limits)"
     limits = LIMITS | {"memory_bytes": memory_bytes + OWN_BYTES}
     return Box(VISIBLE, code, environment, limits, folders={"data": data_folder()})
@@ -41,16 +40,9 @@ def way() -> tuple[str, str]:
 
 def environment(folder: str) -> dict[str, str]:
     """The variables of the worker: none of the grader's own, in which there may be secrets."""
+    # torch.compile and torch.jit.script give back what they were given: it runs as Python, without a compiler
     return {
-        "HOME": folder,
-        "TMPDIR": folder,
-        "MPLCONFIGDIR": folder,
-        "MPLBACKEND": "agg",
-        "LANG": "C.UTF-8",
-        "PATH": "/usr/bin:/bin",
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "TORCHDYNAMO_DISABLE": "1",  # torch.compile and torch.jit.script give back what they were given: it runs
-        "PYTORCH_JIT": "0",  # as Python, without a compiler
-        "RLCOURSE_PROFILE": "smoke",
-    }
+        "HOME": folder, "TMPDIR": folder, "MPLCONFIGDIR": folder, "MPLBACKEND": "agg", "LANG": "C.UTF-8",
+        "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1",
+        "PYTORCH_JIT": "0", "RLCOURSE_PROFILE": "smoke",
+    }  # fmt: skip

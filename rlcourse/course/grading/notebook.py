@@ -1,5 +1,5 @@
-"""What the grader takes from a submitted notebook: which exercises it holds, and which of its cells to run. The file is
-read as JSON and nothing in it is trusted. Its code is not even parsed here, but by the worker."""
+"""What the grader takes from a submitted notebook. The file is read as JSON and nothing in it is trusted. Its code is
+not even parsed here, but by the worker."""
 
 import importlib.util
 import json
@@ -11,9 +11,7 @@ MAX_BYTES = 50_000_000  # of a notebook
 
 
 class Cell(NamedTuple):
-    """A code cell. number: its place among the code cells, from 1."""
-
-    number: int
+    number: int  # its place among the code cells, from 1
     source: str
 
 
@@ -32,7 +30,6 @@ def read_notebook(path: Path) -> dict:
 
 
 def student_cells(notebook: dict) -> list[Cell]:
-    """The code cells, in order. Their text may be kept as lines."""
     found = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
     return [
         Cell(number, source if isinstance(source, str) else "".join(source)) for number, source in enumerate(found, 1)
@@ -40,8 +37,8 @@ def student_cells(notebook: dict) -> list[Cell]:
 
 
 def checks_module(notebook: dict, path: Path) -> str:
-    """The module of `rlcourse.course.checks` that belongs to a notebook, such as "nb02". Found by the notebook's
-    metadata, else by its import of the checks, else by its file name. Raises ValueError."""
+    """The module of checks that belongs to a notebook, such as "nb02": by its metadata, else by its import of the
+    checks, else by its file name. Raises ValueError."""
     metadata = notebook.get("metadata")
     named = metadata.get("rlcourse") if isinstance(metadata, dict) else None
     named = named if isinstance(named, dict) else {}

@@ -15,9 +15,9 @@ class Died(Exception):
 
 
 class Remote:
-    """The function that a notebook checks, for the cases of one question. run: the notebook's `student.Run`. A call
-    raises NotImplementedError for a hole, AssertionError with a sentence for everything else that goes wrong. A case
-    that ends the process, or hangs so that nothing stops it, takes the rest of the question with it."""
+    """The function that a notebook checks, for the cases of one question. A call raises NotImplementedError for a hole,
+    AssertionError with a sentence for everything else that goes wrong. A case that ends the process, or hangs so that
+    nothing stops it, takes the rest of the question with it."""
 
     def __init__(self, run: Any):
         self.run, self.deadline = run, 0.0
@@ -25,7 +25,6 @@ class Remote:
 
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
-        """The time that a case may take."""
         if not self.run.worker.alive:
             raise AssertionError("not tried: a case before it ended or hung the process")
         self.deadline = time.monotonic() + min(seconds, self.run.left)
@@ -35,12 +34,10 @@ class Remote:
     def __call__(self, *arguments, **options) -> Any:
         return self._ask("call", arguments, options)
 
-    def gradient(self, *arguments, wrt: int = 0, **options) -> Any:
-        """As `rlcourse.course.checks.Local.gradient`."""
+    def gradient(self, *arguments, wrt: int = 0, **options) -> Any:  # and `pieces`: see `checks.Local`
         return self._ask("gradient", arguments, options | {"wrt": wrt})
 
     def pieces(self, *arguments) -> Any:
-        """As `rlcourse.course.checks.Local.pieces`."""
         return self._ask("pieces", arguments, {})
 
     def _ask(self, kind: str, arguments: tuple, options: dict) -> Any:
@@ -62,7 +59,6 @@ class RemoteMaker(Remote):
     """The class of kernels that a notebook checks. Of the tensors on which one runs, its process learns the shapes."""
 
     def __call__(self, *arguments, **options) -> Any:
-        """As `rlcourse.course.checks.kernels.Maker`."""
         from rlcourse.course.checks.kernels import read_facts  # it loads the compiler, and few notebooks have kernels
 
         match self._ask("trace", arguments, options):
@@ -85,7 +81,6 @@ class Missing(Remote):
 
 
 def value(answer: Any) -> Any:
-    """What a call returned. Raises NotImplementedError for a hole, OutOfTime, AssertionError for all else it raised."""
     match answer:
         case {"value": found}:
             return found

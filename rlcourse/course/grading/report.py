@@ -12,9 +12,8 @@ from rlcourse.files import write_text
 
 
 def run_grade(submission: Path, junit: Path | None = None, csv_file: Path | None = None, **options) -> None:
-    """`rlcourse grade`: print what a notebook, or each notebook of a folder, earned, and write what is asked for.
-    csv_file: grades.csv for a folder if not given. options: as `grade` has them. The files are written after each
-    notebook, as a class takes long."""
+    """`rlcourse grade`: print what a notebook, or each notebook of a folder, earned, and write what is asked for, after
+    each notebook. csv_file: grades.csv for a folder if not given. options: as `grade` has them."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without a sign that a reader used
     folder, reports = submission.is_dir(), []
@@ -33,47 +32,41 @@ def run_grade(submission: Path, junit: Path | None = None, csv_file: Path | None
 
 
 def save(path: Path, text: str) -> None:
-    """Write a file. Raises OSError for a link, which may lead to a file of somebody else's."""
+    """Raises OSError for a link, which may lead to a file of somebody else's."""
     if path.is_symlink() and not str(path).startswith("/dev/"):
         raise OSError(f"{path} is a link: remove it, or name another file.")
     write_text(path, text)
 
 
-def message(case: CaseResult) -> str:
-    """What a report says of a case: nothing of why a hidden one failed."""
+def message(case: CaseResult) -> str:  # nothing of why a hidden one failed
     return "a hidden test" if case.hidden and not case.passed else printable(case.message)
 
 
 def as_text(report: Report) -> str:
-    """For the terminal."""
     lines = []
     for result in report.results:
         lines.append(f"{result.question} {result.function}: {result.score:g} of {result.possible:g}")
-        for case in result.cases:
-            why = message(case)
-            lines.append(f"  {'ok' if case.passed else 'no'}  {case.name}{': ' + why if why else ''}")
-    lines += [*report.errors, *report.notes]
-    lines.append(f"{as_line(report)}, seed {report.seed}")
-    return "\n".join(lines)
+        cases = ((case, message(case)) for case in result.cases)
+        lines += [f"  {'ok' if c.passed else 'no'}  {c.name}{': ' + why if why else ''}" for c, why in cases]
+    return "\n".join([*lines, *report.errors, *report.notes, f"{as_line(report)}, seed {report.seed}"])
 
 
 def as_line(report: Report) -> str:
-    """One line; what was graded, or why it was not."""
     if not report.results:
         return f"{report.submission}: {'; '.join(report.errors)}"
     return f"{report.submission}: {report.score:g} of {report.possible:g} points"
 
 
 def write_junit(reports: list[Report], path: Path) -> None:
-    """JUnit's XML, as continuous integration reads it: a suite for each submission, a test case for each case."""
+    """A suite for each submission, a test case for each case."""
     root = ElementTree.Element("testsuites", name="rlcourse")
     for report in reports:
         cases = [(result, case) for result in report.results for case in result.cases]
         errors = [] if report.results else report.errors
-        suite = ElementTree.SubElement(root, "testsuite", name=report.submission)
-        counts = {"tests": len(cases) + len(errors), "failures": sum(not case.passed for _, case in cases)}
-        counts["errors"] = len(errors)
-        suite.attrib |= {name: str(count) for name, count in counts.items()}
+        failures = sum(not case.passed for _, case in cases)
+        counts = {"tests": len(cases) + len(errors), "failures": failures, "errors": len(errors)}
+        counts = {name: str(count) for name, count in counts.items()}
+        suite = ElementTree.SubElement(root, "testsuite", counts, name=report.submission)
         for result, case in cases:
             name = {"classname": f"{report.notebook}.{result.question}", "name": case.name}
             element = ElementTree.SubElement(suite, "testcase", name, time=f"{case.seconds:.3f}")

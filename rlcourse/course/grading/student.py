@@ -1,6 +1,6 @@
 """A notebook's run, seen from the grader: cells go to the worker one by one, and questions are judged as it gets there.
-Whatever comes back is data. A worker that ends, hangs or writes nonsense is replaced by a new one, which runs the cells
-again without the one that was to blame; what was judged stays judged."""
+A worker that ends, hangs or writes nonsense is replaced by a new one, which runs the cells again without the one that
+was to blame; what was judged stays judged."""
 
 import hashlib
 import pickle
@@ -36,8 +36,8 @@ class Worker(Child):
             raise RuntimeError(f"The process for the notebook's code did not start. {self.last_words}") from None
 
     def ask(self, request: Any, seconds: float) -> Any:
-        """The answer to a request. Where there is none, the process is ended: what it writes later is lost. Raises
-        TimeoutError after `seconds`, Died with a sentence where the process ended or cannot be understood."""
+        """The answer to a request. Where there is none, the process is ended. Raises TimeoutError after `seconds`, Died
+        with a sentence where the process ended or cannot be understood."""
         deadline, message = time.monotonic() + seconds, pickle.dumps(request)
         try:
             if seconds <= 0:
@@ -60,8 +60,8 @@ class Worker(Child):
 
 
 class Run:
-    """A notebook, run for its questions. results: by question, as they are judged; said: by cell, what is to be told.
-    setup: what every worker is told. A question that is checked several times has the last verdict."""
+    """A notebook, run for its questions. results: by question, the last where it's checked several times. setup: what
+    every worker is told."""
 
     def __init__(self, cells: list[Cell], questions: list[Question], way: str, setup: dict):
         self.cells, self.questions, self.way = cells, {q.name: q for q in questions}, way
@@ -73,7 +73,6 @@ class Run:
         self.said: dict[int, list[str]] = {}
 
     def run(self) -> None:
-        """Judge every question."""
         for _ in range(MAX_WORKERS):
             if self.left <= 0 or self._from_the_top():
                 break
@@ -92,7 +91,6 @@ class Run:
         return "".join(text.splitlines()[number - 1 : number])
 
     def errors(self) -> list[str]:
-        """A sentence for each thing to say of a cell."""
         found = {**self.said, **{number: [why] for number, why in self.deadly.items()}}
         return [f"code cell {number}: {text}" for number, texts in sorted(found.items()) for text in texts]
 
@@ -112,7 +110,6 @@ class Run:
             return False
 
     def _run_cell(self, cell: Cell, reached: Counter) -> None:
-        """Run a cell and keep what is to be said of it. Raises what `_follow` raises."""
         try:
             said = self._follow(["cell", cell.number, cell.source, CELL_SECONDS], reached)
             self.said[cell.number] = [str(line)[:MAX_MESSAGE] for line in said[:4]]
@@ -123,8 +120,7 @@ class Run:
             raise
 
     def _follow(self, request: list, reached: Counter) -> list:
-        """Send a request, judge the questions that are reached on the way, and return what is to be said of it. Raises
-        Died or TimeoutError where the worker is lost."""
+        """Send a request, judge the questions reached on the way, and return what is to be said of it."""
         seconds = 2 * CELL_SECONDS
         answer = self.worker.ask(request, min(seconds, self.left))
         while isinstance(answer, dict) and (name := str(answer.get("check"))) in self.questions:
@@ -159,10 +155,10 @@ class Run:
 
 
 def derived(seed: int, name: str) -> int:
-    """A seed that follows from `seed` and a name, from which nobody finds `seed` or those of other names. The process
-    of a notebook has one, and sees what others gave. A kernel must not be compiled for inputs that are known before."""
+    """A seed that follows from `seed` and a name, from which nobody finds `seed` or those of other names: the process
+    of a notebook has one, and must not know the inputs of a question before."""
     return int.from_bytes(hashlib.pbkdf2_hmac("sha256", str(seed).encode(), name.encode(), 50_000)[:4])
 
 
-class JudgedToDeath(Died):
-    """The worker was lost while a question was judged."""
+class JudgedToDeath(Died):  # while a question was judged
+    pass

@@ -69,7 +69,7 @@ def prepare(setup: dict, limits: dict[str, int]) -> None:
 
 
 def reply(function: Callable, *arguments, **options) -> bytes:
-    """What a call gives: {"value": ...} or {"error": [kind, message]}, encoded."""
+    """{"value": ...} or {"error": [kind, message]}, encoded."""
     try:
         return encode({"value": function(*arguments, **options)})
     except BaseException as error:  # SystemExit and KeyboardInterrupt are the reader's as well
@@ -77,7 +77,6 @@ def reply(function: Callable, *arguments, **options) -> bytes:
 
 
 def sentence(error: BaseException) -> str:
-    """What an error says, and where it arose."""
     try:
         return str(error)[:500] + where(error)
     except BaseException:  # the reader's own class of error may say anything
@@ -85,7 +84,7 @@ def sentence(error: BaseException) -> str:
 
 
 class Check:
-    """`check.q1` while grading; what it gives back says whether the question passed at the last call, and no more."""
+    """`check.q1` while grading; what it gives back says whether the question passed at the last call."""
 
     def __init__(self, judge: Callable[[Any], bool]):
         self.judge, self.passed = judge, False
@@ -93,26 +92,6 @@ class Check:
     def __call__(self, function: Any = None) -> "Check":
         self.passed = self.judge(function)
         return self
-
-
-class Kernels:
-    """The kernels of a notebook, by the number that the grader is given for each."""
-
-    def __init__(self):
-        self.made: list = []
-
-    def trace(self, make: Callable, *arguments, **options) -> dict:
-        """A kernel as data (`rlcourse.course.kernels.trace`), and its number."""
-        from rlcourse.course.kernels import trace
-
-        kernel, facts = trace.trace(make, *arguments, **options)
-        self.made.append(kernel)
-        return {"kernel": len(self.made) - 1, "facts": facts}
-
-    def blocks(self, number: int, tensors: list) -> list[int]:
-        from rlcourse.course.kernels import trace
-
-        return trace.blocks(self.made[number], tensors)
 
 
 class Notebook:
@@ -124,9 +103,8 @@ class Notebook:
         self.compiler = codeop.Compile()  # which remembers `from __future__ import ...`, as a notebook does
         self.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self.left_out = set(NOT_HERE)  # on purpose, and the names that come of it
-        self.kernels = Kernels()
-        module = types.ModuleType("__main__")
-        sys.modules["__main__"] = module
+        self.kernels: list = []
+        sys.modules["__main__"] = module = types.ModuleType("__main__")
         self.names = module.__dict__
         nothing = {name: lambda *_, **__: None for name in ("run_line_magic", "run_cell_magic", "system", "getoutput")}
         builtins.display, builtins.get_ipython = (lambda *_, **__: None), (lambda: types.SimpleNamespace(**nothing))
@@ -138,7 +116,7 @@ class Notebook:
         package.__path__ = []
         module = types.ModuleType(f"{CHECKS}.{self.setup['module']}")
         for question in self.setup["checks"]:
-            setattr(module, question, Check(lambda function, question=question: self.judge(question, function)))
+            setattr(module, question, Check(partial(self.judge, question)))
         for question in self.setup["ungraded"]:
             setattr(module, question, Check(lambda function: False))
         setattr(package, self.setup["module"], module)
@@ -147,7 +125,7 @@ class Notebook:
             sys.modules[made.__name__] = made
 
     def judge_by_name(self, question: str, name: str) -> str:
-        """Have a question judged that no cell asked to check, by the function of its name."""
+        """Of a question that no cell asked to check."""
         self.judge(question, self.names.get(name))
         return ""
 
@@ -158,7 +136,7 @@ class Notebook:
         self.judging = True
         left, _ = signal.setitimer(signal.ITIMER_REAL, 0)  # the cell's time stands still
         calls = {"call": function, "gradient": partial(gradient, function), "pieces": partial(pieces, function)}
-        calls |= {"trace": partial(self.kernels.trace, function), "blocks": self.kernels.blocks}
+        calls |= {"trace": partial(self.trace, function), "blocks": self.blocks}
         try:
             send(self.connection, encode({"check": question, "defined": callable(function)}))
             while True:
@@ -171,9 +149,21 @@ class Notebook:
             self.judging = False
             signal.setitimer(signal.ITIMER_REAL, left)
 
+    def trace(self, make: Callable, *arguments, **options) -> dict:
+        """A kernel as data (`rlcourse.course.kernels.trace`), and its number."""
+        from rlcourse.course.kernels import trace
+
+        kernel, facts = trace.trace(make, *arguments, **options)
+        self.kernels.append(kernel)
+        return {"kernel": len(self.kernels) - 1, "facts": facts}
+
+    def blocks(self, number: int, tensors: list) -> list[int]:
+        from rlcourse.course.kernels import trace
+
+        return trace.blocks(self.kernels[number], tensors)
+
     def run_cell(self, number: int, source: str, seconds: float) -> list[str]:
-        """Run a cell, each statement by itself: one that fails does not take the next with it. seconds: how long one
-        statement may take. What is to be said of the cell: nothing, or its first error, and what was left out."""
+        """Run a cell, each statement by itself. What is to be said of it: its first error, and what was left out."""
         name = f"<cell {number}>"
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         try:
@@ -185,7 +175,7 @@ class Notebook:
         return said[:3] + errors[:1]
 
     def _run(self, statement: ast.stmt, cell: str, seconds: float) -> str:
-        """Run one statement. What went wrong, '' for nothing."""
+        """What went wrong in one statement, '' for nothing."""
         try:
             with time_limit(seconds):
                 found = eval(self.compiler(ast.Module([statement], []), cell, "exec"), self.names)

@@ -1,9 +1,5 @@
-"""Demonstrations of uneven quality on `minigsm`, as text found on the web would be.
-
-Some work the problem out and end in `#### N`, some guess, some end in words that the strict verifier cannot read, some
-check what needs no check, some slip. A model that imitates them does each of these some of the time, so reinforcement
-learning has something to choose from.
-"""
+"""Demonstrations of uneven quality on `minigsm`, as text found on the web would be. A model that imitates them does
+each of their mistakes some of the time, so reinforcement learning has something to choose from."""
 
 import random
 from dataclasses import dataclass
@@ -46,11 +42,9 @@ def demonstration(problem: GeneratedProblem, rng: random.Random, mix: Mix) -> st
 
 
 def repetitions(rng: random.Random, begin: float, mix: Mix) -> int:
-    """How often a line is written: not at all with probability 1 - begin, then once more with probability `again`."""
-    if rng.random() >= begin:
-        return 0
-    count = 1
-    while count < mix.longest and rng.random() < mix.again:
+    """Not at all with probability 1 - begin, then once more with probability `again`."""
+    count = int(rng.random() < begin)
+    while 0 < count < mix.longest and rng.random() < mix.again:
         count += 1
     return count
 

@@ -30,8 +30,8 @@ Counts = dict[str, dict[str, int]]  # by level: answers of each kind, and "worke
 
 
 def kind(answer: Answer) -> str:
-    """The kind of an answer, one of KINDS. garbage: a line that no demonstration has, or no end; guess: no calculation;
-    words: worked, but with an end that the strict reading refuses; worked: worked, and with the end `#### N`."""
+    """garbage: a line that no demonstration has, or no end; guess: no calculation; words: worked, but with an end that
+    the strict reading refuses; worked: with the end `#### N`."""
     found = demonstration().fullmatch(answer.text) if answer.finished else None
     if found is None:
         return "garbage"
@@ -52,13 +52,12 @@ def demonstration() -> re.Pattern:
 
 
 def _words(text: str) -> str:
-    """A piece of a template as a pattern in which every person and every thing may stand."""
     pieces = re.split(r"\{(\w+)\}", text)
     return "".join(re.escape(p) if i % 2 == 0 else f"(?:{WORDS[p]})" for i, p in enumerate(pieces))
 
 
 def count(answers: Iterable[Answer]) -> Counts:
-    """How many answers of each level are of each kind, and how many are right."""
+    """How many answers of each level are of each kind, and right."""
     counts: Counts = {}
     for answer in answers:
         level = counts.setdefault(str(answer.problem.level), dict.fromkeys((*KINDS, "worked right", "right"), 0))
@@ -95,22 +94,18 @@ def levels(counts: Counts) -> list[Level]:
 
 
 def accuracy(counts: Counts) -> float:
-    """The share of all answers that are right."""
     return sum(level.weight * level.accuracy for level in levels(counts))
 
 
 def factors(counts: Counts) -> dict[str, float]:
-    """The three factors over all levels together: the first two as shares, the third of the answers that work."""
-    together = Counter()
-    for c in counts.values():
-        together.update(c)
-    [level] = levels({"all": together})
+    """The three factors over all levels together."""
+    [level] = levels({"all": sum(map(Counter, counts.values()), Counter())})
     return dict(zip(FACTORS, level.factors, strict=True))
 
 
 def exchanged(before: Counts, after: Counts, taken: Iterable[str]) -> float:
-    """Accuracy by work, without luck, if the factors in `taken` were those of `after` and the others those of `before`,
-    level by level. Raises ValueError unless both answer the same problems."""
+    """Accuracy by work, without luck, with the factors in `taken` of `after` and the others of `before`. Raises
+    ValueError unless both answer the same problems."""
     total, olds, news = 0.0, levels(before), levels(after)
     if [level.weight for level in olds] != [level.weight for level in news]:
         raise ValueError("Only answers to the same problems can be compared: the levels differ in their share.")
@@ -123,9 +118,8 @@ def exchanged(before: Counts, after: Counts, taken: Iterable[str]) -> float:
 
 
 def split(before: Counts, after: Counts) -> dict[str, float]:
-    """What each factor, and luck, adds to the accuracy on the way from `before` to `after`; the parts add up to all.
-    The factors multiply, so what one adds depends on the others. It is counted as the mean over the six orders in which
-    the three can change one after the other (the Shapley value)."""
+    """What each factor, and luck, adds to the accuracy on the way from `before` to `after`: the mean over the six
+    orders in which the three can change one after the other (the Shapley value)."""
     orders = list(itertools.permutations(FACTORS))
     parts = dict.fromkeys(FACTORS, 0.0)
     for order in orders:
@@ -137,20 +131,14 @@ def split(before: Counts, after: Counts) -> dict[str, float]:
 
 
 def summary(record: dict) -> dict[str, dict[str, float]]:
-    """Means over the seeds of the record `lesson00_gain`, by factor: before and after (shares), points (what it brings
-    of the gain, in percent of the answers) at the end; the same for accuracy, whose points are the whole gain; for luck
-    the points alone."""
+    """Means over the seeds of the record `lesson00_gain`, by factor: before and after (shares), points of the gain
+    (percent of the answers); the same for accuracy; for luck the points alone."""
     ends = [(seed["evals"][0]["counts"], seed["evals"][-1]["counts"]) for seed in record["results"]]
-
-    def mean(values: list[float]) -> float:
-        return sum(values) / len(values)
-
     found = {}
-    for name in FACTORS:
-        before, after = (mean([factors(pair[i])[name] for pair in ends]) for i in (0, 1))
-        found[name] = {"before": before, "after": after}
-    before, after = (mean([accuracy(pair[i]) for pair in ends]) for i in (0, 1))
-    found["accuracy"] = {"before": before, "after": after, "points": 100 * (after - before)}
+    for name in (*FACTORS, "accuracy"):
+        of = accuracy if name == "accuracy" else lambda counts, name=name: factors(counts)[name]
+        before, after = (sum(of(pair[i]) for pair in ends) / len(ends) for i in (0, 1))
+        found[name] = {"before": before, "after": after, "points": 100 * (after - before)}
     for name in (*FACTORS, "luck"):
-        found.setdefault(name, {})["points"] = mean([100 * split(*pair)[name] for pair in ends])
+        found.setdefault(name, {})["points"] = sum(100 * split(*pair)[name] for pair in ends) / len(ends)
     return found

@@ -20,18 +20,12 @@ MICRO_BATCH_ROWS = 32
 IGNORED = -100  # label of positions that aren't learned: the question and padding
 
 # The size of the models that ship, as `Qwen2Config` calls it.
-SIZE = {
-    "hidden_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 384,
-}
+SIZE = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZE["intermediate_size"] = 384
 
 
 def random_policy(tokenizer: PreTrainedTokenizerBase, seed: int, **config: Any) -> Policy:
-    """A Qwen2 model with random weights for this tokenizer. config: fields of `Qwen2Config`, beside or in place of
-    those of `SIZE`."""
+    """A Qwen2 model with random weights for this tokenizer. config: fields of `Qwen2Config`, before those of `SIZE`."""
     torch.manual_seed(seed)
     ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer), tie_word_embeddings=True, **SIZE | ends | config))
@@ -47,8 +41,7 @@ def as_pair(policy: Policy, question: str, answer: str) -> tuple[list[int], list
     return policy.prompt(question), ids
 
 
-def by_length(pairs: Pairs) -> Pairs:
-    """The pairs, shortest first, so that a micro-batch has little padding."""
+def by_length(pairs: Pairs) -> Pairs:  # so that a micro-batch has little padding
     return sorted(pairs, key=lambda pair: len(pair[0]) + len(pair[1]))
 
 
@@ -72,7 +65,7 @@ def train_on(policy: Policy, pairs: Pairs) -> float:
 
 
 def kernel_policy(seed: int = 1, **config: Any) -> Policy:
-    """A Qwen2 model with random weights, and the tokenizer of the kernel language. config: as in `random_policy`."""
+    """The same with the tokenizer of the kernel language."""
     # Positions are below 128: with a theta of 10,000 the model learns to copy much later.
     rope = {"rope_type": "default", "rope_theta": 100.0}
     return random_policy(kernel_tokenizer(), seed, max_position_embeddings=256, rope_parameters=rope, **config)
@@ -99,8 +92,8 @@ def imitate(
     rng: random.Random,
     demonstrate: Callable[[Computation], list[Statement]] = eager,
 ) -> float:
-    """Train on `rows` fresh demonstrations per step with AdamW, and return the last loss in nats per token. The
-    learning rate falls to a twentieth of `lr`. By default the programs are eager."""
+    """Train on `rows` fresh demonstrations per step with AdamW, the learning rate falling to a twentieth of `lr`; the
+    last loss in nats per token."""
     parameters = list(policy.model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     bar = tqdm(range(steps), desc="sft", unit="step", dynamic_ncols=True)

@@ -95,9 +95,7 @@ class Judge:
 
     def judge(self, text: str) -> Verdict:
         code = parse_answer(text)
-        if code is None:
-            return Verdict("no code", "there is no fenced block of code")
-        refused = rules.check(code)
+        refused = rules.check(code) if code is not None else ("no code", "there is no fenced block of code")
         if refused is None:
             return self.run(code)
         verdict = Verdict(*refused)
@@ -154,12 +152,11 @@ class Judge:
         for shape, kind in itertools.product(range(len(self.problems)), KINDS):
             try:
                 expected = expect(reference, make_inputs(self.problems[shape], 1, kind, self.device))
-            except (RuntimeError, ValueError, IndexError):
+                if expected.finite and expected.telling:
+                    found.append((shape, kind))
+            except (RuntimeError, ValueError, IndexError):  # the reference itself does not take this shape
                 if (shape, kind) == (0, "given"):
                     raise
-                continue  # the reference itself does not take this shape
-            if expected.finite and expected.telling:
-                found.append((shape, kind))
         return found
 
     def _load(self, candidate: Candidate, code: str, name: str) -> None:

@@ -31,10 +31,11 @@ def load_problems(folder: str | None = None) -> tuple[list[Problem], list[Proble
     """Level 1's problems to train on, 80%, and to test, 20% by a hash of the name, each sorted by number. folder: one
     that contains `level1/1_NAME.py` and so on, instead of the hub. Raises FileNotFoundError or ConnectionError."""
     if folder:
-        named = [(path, *path.stem.split("_", 1)) for path in (Path(folder) / "level1").glob("*_*.py")]
+        level = Path(folder) / "level1"
+        named = [(path, *path.stem.split("_", 1)) for path in level.glob("*_*.py")]
         found = [(int(number), name, path.read_text("utf-8")) for path, number, name in named if number.isdigit()]
         if not found:
-            raise FileNotFoundError(f"There is no problem in {folder}: expected level1/1_NAME.py.")
+            raise FileNotFoundError(f"There is no problem in {level}: expected level1/1_NAME.py.")
     else:
         rows = load_rows(HUB, "give a folder that contains level1/1_NAME.py", split="level_1")
         found = [(int(row["problem_id"]), row["name"], row["code"]) for row in rows]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,8 +42,6 @@ CREDIT_METRICS = {"stated": ".1%"}
 
 @dataclass(frozen=True)
 class KernelProblem:
-    """gold: a program with the least counted time."""
-
     computation: Computation
 
     @property
@@ -51,19 +50,13 @@ class KernelProblem:
 
     @cached_property
     def gold(self) -> str:
+        """A program with the least counted time."""
         return write(optimum(self.computation)[1])
 
-    @property
-    def answer(self) -> str:
-        return self.gold
+    answer = property(attrgetter("gold"))
 
-    @property
-    def is_long(self) -> bool:
-        return len(self.computation.lines) > LONGEST
-
-    @property
-    def level(self) -> int | None:
-        return None if self.is_long else len(self.computation.lines)
+    is_long = property(lambda self: len(self.computation.lines) > LONGEST)
+    level = property(lambda self: None if self.is_long else len(self.computation.lines))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ import re
 
 import torch
 
-from rlcourse.course.checks.nb01 import sloppy
 from rlcourse.course.checks.policy_losses import policy_loss
 
 
@@ -19,7 +18,11 @@ def last_announced(text, gold):
     return 1.0 if found and float(found[-1].replace(",", "")) == float(gold) else 0.0
 
 
-# q7: a verifier
+# q7: a verifier, and the one that q6 cheats
+def sloppy(text, gold):
+    return float(gold in re.findall(r"[0-9]+", text))
+
+
 NUMBER = r"-?\d+(?:,\d{3})*(?:\.\d+)?"
 
 
@@ -42,7 +45,7 @@ WRONG = {
         "a column": (lambda logits: by_gumbel(logits)[:, None], "a token number per row"),
     },
     "q3": {
-        "sloppy": lambda text, gold: float(sloppy(text, gold)),
+        "sloppy": sloppy,
         "the first": lambda text, gold: last_announced(text[: text.find("####") + 8], gold),
         "as text": (lambda text, gold: float(f"#### {gold}" in text), "must not be paid where"),
         "no decimals": (lambda text, gold: float(re.findall(r"#### (\S+)|$", text)[-1] == gold), "must be paid where"),
@@ -54,7 +57,7 @@ WRONG = {
         "a number": (lambda question: 14, "return the text"),
     },
     "q7": {
-        "sloppy": lambda text, gold: float(sloppy(text, gold)),
+        "sloppy": sloppy,
         "any line": lambda text, gold: float(any(one_claim(line, gold) for line in text.split("\n"))),
         "no minus": lambda text, gold: one_claim(text.replace("-", ""), gold),
         "text": (lambda text, gold: text, "return 1.0 or 0.0"),

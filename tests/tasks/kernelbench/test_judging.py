@@ -84,7 +84,7 @@ def test_a_problem_that_a_constant_or_the_input_solves_is_refused():
 def test_compiling_waits_for_nobody_who_is_timed(monkeypatch):
     judged, compiled = Judge(pointwise_problem("relu"), SETTINGS), threading.Event()
     monkeypatch.setattr(judged, "_process", lambda: nullcontext())
-    monkeypatch.setattr(judged, "_compile", lambda *_: compiled.set())
+    monkeypatch.setattr(judged, "_load", lambda *_: compiled.set())
     monkeypatch.setattr(judged, "_time_reference", lambda: judged.baselines.update(eager=judging.Times(1.0, 1.0)))
 
     def run() -> None:
