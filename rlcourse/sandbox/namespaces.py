@@ -3,17 +3,13 @@
 The program sees the plan's files, read-only, and a `/tmp` of limited size, but no network and no other process; it
 can't gain privileges. Process 1 ends everything when the program ends, uses too much memory, or its starter is gone.
 
-    root         the folder where the new root is mounted
-    read         [[path, where the program sees it]]
-    hidden       folders that are empty for the program
-    links        {path: target}
-    devices      files of /dev beside DEVICES
-    allowed      system calls of REFUSED that it may make
-    command, environment, keep    the program, its variables, a file descriptor that it keeps
-    limits       by the names of `resource`; folder_bytes and files of /tmp; memory_bytes of all processes together
+    root                             the folder where the new root is mounted
+    read, hidden, links              [[path, where it's seen]]; folders that are empty in there; {path: target}
+    devices, allowed                 files of /dev beside DEVICES; system calls of REFUSED that it may make
+    command, environment, keep       the program, its variables, a file descriptor that it keeps
+    limits                           by the names of `resource`; folder_bytes and files of /tmp; memory_bytes of all
 
-An error before the start is one line on standard error. `--inside PLAN` is for bubblewrap, which has already made the
-namespaces: only the limits are left.
+An error before the start is one line on standard error. `--inside PLAN` is for bubblewrap: only the limits are left.
 """
 
 import ctypes

@@ -77,10 +77,8 @@ q2.expects(by_counting, also=PASS)
 def _(f):
     for problems, n, k in ((3, 6, 2), (5, 8, 3), (4, 7, 5)):
         right = torch.rand(problems, n) < 0.35
-        right[0], right[1] = (
-            torch.arange(n) == n - 1,
-            torch.arange(n) != draw(0, n - 1),
-        )  # one right, the last; one wrong
+        right[0] = torch.arange(n) == n - 1  # one right sample, the last
+        right[1] = torch.arange(n) != draw(0, n - 1)  # one wrong
         q2.check(f, right, k)
         for flag in (False, True):
             q2.check(f, torch.full((problems, n), flag), k)

@@ -36,15 +36,12 @@ TRAINERS = ("rewards as they are", "less the batch mean", "less the group mean",
 
 def weights_of(trainer: int, rewards: Tensor, n: int) -> Tensor:
     """What a trainer multiplies the log-probs with, row by row: [rows], float64."""
-    rows, prompts = rewards.double().tolist(), len(rewards) // n
-    found = []
-    for i, reward in enumerate(rows):
-        group = rows[i % prompts :: prompts] if trainer == 4 else rows[i // n * n : i // n * n + n]
-        mean = sum(group) / n
-        deviation = (sum((r - mean) ** 2 for r in group) / (n - 1)) ** 0.5 + EPS
-        less_mean = reward - mean
-        found.append((reward, reward - sum(rows) / len(rows), less_mean, less_mean / deviation)[min(trainer, 3)])
-    return torch.tensor(found, dtype=torch.float64)
+    mixed = trainer == 4  # row i is taken for one of group i % prompts
+    groups = rewards.double().view(n, -1).T if mixed else rewards.double().view(-1, n)
+    less_mean = groups - groups.mean(1, keepdim=True)
+    normal = less_mean / (groups.std(1, keepdim=True) + EPS)
+    found = (groups, groups - groups.mean(), less_mean, normal, normal.T)[trainer]
+    return found.flatten()
 
 
 def check_log(f, rewards: Tensor, n: int, largest: float) -> None:

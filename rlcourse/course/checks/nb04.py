@@ -23,16 +23,11 @@ q2 = Question("q2", "divisions", hint="Take an unknown factor out first. Which t
 
 def gradient_of(by_length: int, by_std: int, rewards: Tensor, lengths: list[int], n: int) -> Tensor:
     """By token of a loss with these divisions and a drawn factor: [rows, longest]."""
-    factor = 10 ** between(-4, 0)
-    found = torch.zeros(len(rewards), max(lengths), dtype=torch.float64)
-    for i, length in enumerate(lengths):
-        group = rewards[i // n * n : i // n * n + n].double()
-        advantage = (rewards[i].double() - group.mean()).item()
-        if by_std and group.std() > 0:
-            advantage /= group.std().item()
-        for t in range(length):
-            found[i, t] = -factor * advantage / (length if by_length else 1)
-    return found.float()
+    groups, tokens = rewards.double().view(-1, n), torch.tensor(lengths)[:, None]
+    A = groups - groups.mean(1, keepdim=True)
+    A = (A / groups.std(1, keepdim=True)).nan_to_num() if by_std else A
+    A = A.view(-1, 1) / (tokens.clamp(min=1) if by_length else 1)
+    return (-(10 ** between(-4, 0)) * A * lengths_mask(lengths, max(lengths))).float()
 
 
 def check_kinds(f, rewards: Tensor, lengths: list[int], n: int) -> None:

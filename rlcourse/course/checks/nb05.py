@@ -149,22 +149,18 @@ def line(start: float, end: float, steps: int = 30) -> Tensor:
     return (torch.linspace(start, end, steps) + 0.01 * torch.randn(steps)).clamp(0, 1)
 
 
-def expect(f, right: int, what: str, *run: Tensor) -> None:
-    """Raise AssertionError unless f gives a run its right name."""
-    found = whole_number(f(*run), 0, 4, FIVE)
-    moved = [f"{name} {m[:5].mean():.2f} to {m[-5:].mean():.2f}" for name, m in zip(METRICS, run, strict=False)]
-    assert found == right, f"{what} is {NAMES[right]}, not {NAMES[found]}: over five steps, {', '.join(moved)}"
-
-
 def expect_both(f, right: int, what: str, *run: Tensor) -> None:
     """The run, and one that is called otherwise. run: reward, accuracy, truncated, KL (0 to 0.1 if not given)."""
     run = run if len(run) == 4 else (*run, torch.linspace(0, 0.1, 30))
-    expect(f, right, what, *run)
     kl = torch.full((30,), math.nan) if run[3].isnan().all() else torch.linspace(0, 0.5, 30)
+    other = HEALTHY, "a run that learns", line(0.1, 0.8), line(0.1, 0.8), line(0.05, 0.0), kl
     if right == HEALTHY:
-        expect(f, COLLAPSED, "a run whose reward falls", line(0.8, 0.1), line(0.6, 0.1), line(0.0, 0.0), kl)
-    else:
-        expect(f, HEALTHY, "a run that learns", line(0.1, 0.8), line(0.1, 0.8), line(0.05, 0.0), kl)
+        other = COLLAPSED, "a run whose reward falls", line(0.8, 0.1), line(0.6, 0.1), line(0.0, 0.0), kl
+    for expected, name, *metrics in ((right, what, *run), other):
+        found = whole_number(f(*metrics), 0, 4, FIVE)
+        moved = [f"{m} {x[:5].mean():.2f} to {x[-5:].mean():.2f}" for m, x in zip(METRICS, metrics, strict=False)]
+        said = f"{name} is {NAMES[expected]}, not {NAMES[found]}: over five steps, {', '.join(moved)}"
+        assert found == expected, said
 
 
 def recorded_case(name: str, right: int) -> None:

@@ -1,5 +1,6 @@
 """The task `kernels`: computations as prompts, programs of the tile language as answers, counted time as reward."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
@@ -124,17 +125,11 @@ def load(data_dir: str | None = None) -> KernelTask:
     return KernelTask("kernels", *([KernelProblem(computation) for _, computation in found] for found in lines))
 
 
-# Lesson 14's tasks, as in `--task rlcourse.tasks.kernels.task:stale`.
-def stale(data_dir: str | None = None) -> KernelTask:
-    """The task with a judge that doesn't clear memory."""
-    return replace(load(data_dir), name="kernels-stale", loophole="stale")
+def variant(name: str, **settings) -> Callable[[str | None], KernelTask]:
+    """A function that loads the task with these settings, as in `--task rlcourse.tasks.kernels.task:stale`."""
+    return lambda data_dir=None: replace(load(data_dir), name=f"kernels-{name}", **settings)
 
 
-def side(data_dir: str | None = None) -> KernelTask:
-    """The task with a clock that doesn't wait for the side stream."""
-    return replace(load(data_dir), name="kernels-side", loophole="side")
-
-
-def partial(data_dir: str | None = None) -> KernelTask:
-    """The task with a judge that gives partial credit."""
-    return replace(load(data_dir), name="kernels-partial", partial=True)
+stale = variant("stale", loophole="stale")  # a judge that doesn't clear memory
+side = variant("side", loophole="side")  # a clock that doesn't wait for the side stream
+partial = variant("partial", partial=True)
