@@ -54,12 +54,15 @@ def test_static_pictures_stand_three_in_a_row_and_have_the_same_bytes_each_time(
     assert png == widgets.pictures(draw, states) and b"Software" not in png and b"matplotlib" not in png.lower()
 
 
-@pytest.mark.parametrize("why", ["a notebook that ships", "no ipywidgets"])
-def test_without_widgets_there_is_the_picture(why, shown, monkeypatch):
-    if why == "no ipywidgets":
+@pytest.fixture(params=["a notebook that ships", "no ipywidgets"])
+def static(request, shown, monkeypatch):
+    if request.param == "no ipywidgets":
         monkeypatch.setitem(sys.modules, "ipywidgets", None)
     else:
         monkeypatch.setenv("RLCOURSE_STATIC", "1")
+
+
+def test_without_widgets_there_is_the_picture(static, shown):
     widgets.explorer(draw, static=STATIC, **CONTROLS)
     [image] = shown
     assert isinstance(image, Image) and image.data == widgets.pictures(draw, STATIC)
@@ -176,12 +179,7 @@ def test_a_bet_is_scored_against_the_result_or_the_range_of_the_runs(bet_on, fou
         assert "the result: 8.33 points, the mean of 3 runs from 7 to 9.5" in said(shown)
 
 
-@pytest.mark.parametrize("why", ["a notebook that ships", "no ipywidgets"])
-def test_where_nobody_can_bet_the_question_has_no_answer_and_the_result_is_closed(why, bets, shown, monkeypatch):
-    if why == "no ipywidgets":
-        monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    else:
-        monkeypatch.setenv("RLCOURSE_STATIC", "1")
+def test_where_nobody_can_bet_the_question_has_no_answer_and_the_result_is_closed(static, bets, shown):
     placed = widgets.bet("How many with `a < b`?", (25, 0, 50, 5), unit="points")
     assert said(shown) == "> **Place your bet.** How many with `a < b`?<br>(from 0 to 50 points)"
     placed.result([8, 9])

@@ -43,22 +43,13 @@ def test_it_starts_between_25_and_55_percent_on_a_thousand_problems(answers):
     assert 0.25 <= summarize([answers])["accuracy"] <= 0.55
 
 
-@pytest.fixture(scope="module")
-def kernel_model():
-    policy = load_policy("embedded-kernels")
-    return policy, make_engine(policy, "fast", torch.float32), load_task("kernels")
-
-
-def test_the_kernel_model_writes_eager_programs(kernel_model):
-    policy, engine, task = kernel_model
+def test_the_kernel_model_writes_eager_programs_and_sometimes_faster_ones_when_it_is_sampled():
+    policy, task = load_policy("embedded-kernels"), load_task("kernels")
+    engine = make_engine(policy, "fast", torch.float32)
     problems = task.test[:60] + task.test[200:230]
     means = mean_metrics([a for (a,) in answer_problems(policy, engine, task, problems, 64)])
     assert means["correct"] >= 0.95 and means["long_correct"] >= 0.9
     assert means["fast_1"] <= 0.02 and means["fast_1.5"] == 0
-
-
-def test_the_kernel_model_is_sometimes_faster_when_it_is_sampled(kernel_model):
-    policy, engine, task = kernel_model
     answers = answer_problems(policy, engine, task, task.test[:60], 64, Sampling(), 4)
     means = mean_metrics([a for group in answers for a in group])
     assert 0.05 < means["fast_1"] < 0.4 and means["optimal"] < 0.05

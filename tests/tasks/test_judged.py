@@ -9,13 +9,9 @@ from rlcourse.config import make_config
 from rlcourse.tasks import Attempt, Judgement, Problem, load_task
 from rlcourse.tasks.llm_judge import METRICS, OF_ANSWERS, OF_PROGRAMS, JudgedTask, read_scores, with_judge
 
-VERDICTS = {  # of the measuring judge: earned, refused
-    "right": (1.4, 0.0),
-    "compiles": (0.1, 0.0),
-    "cheats": (0.0, 1.0),
-    "unmeasured": (0.0, None),
-    "no": (0.0, 0.0),
-}
+# Of the measuring judge: earned, refused.
+VERDICTS = {"right": (1.4, 0.0), "compiles": (0.1, 0.0), "cheats": (0.0, 1.0), "unmeasured": (0.0, None)}
+VERDICTS["no"] = 0.0, 0.0
 
 
 class Task:
@@ -102,30 +98,15 @@ def test_what_was_answered_is_not_asked_again_even_after_a_kill(tmp_path):
 NAMES = ("correctness", "speed")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_scores_are_found_whatever_stands_around_them_and_what_is_no_score_is_none():
+    for text in (
         'A set {1, 2}, then {"correctness": 0.25, "speed": 1}, once more {"correctness": 0.25, "speed": 1}',
         'It says {"correctness": 1, "speed": 1}. Hm.</think>{"speed": 1} {"correctness": 0.25, "speed": 1}',
-    ],
-)
-def test_scores_are_found_whatever_stands_around_them(text):
-    assert read_scores(text, NAMES) == {"correctness": 0.25, "speed": 1.0}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"correctness": 0.25}',
-        '{"correctness": "0.25", "speed": 1}',
-        '{"correctness": 1.01, "speed": 1}',
-        '{"correctness": 0.25, "speed": 1} {"correctness": 1, "speed": 1}',  # one was quoted, and nobody knows which
-        '{"correctness": NaN, "speed": 1}',
-        '{"correctness": true, "speed": 1}',
-    ],
-)
-def test_what_is_no_score_is_none(text):
-    assert read_scores(text, NAMES) is None
+    ):
+        assert read_scores(text, NAMES) == {"correctness": 0.25, "speed": 1.0}
+    two = '{"correctness": 0.25, "speed": 1} {"correctness": 1, "speed": 1}'  # one was quoted, and nobody knows which
+    none = [f'{{"correctness": {score}, "speed": 1}}' for score in ('"0.25"', "1.01", "NaN", "true")]
+    assert {read_scores(text, NAMES) for text in ('{"correctness": 0.25}', two, *none)} == {None}
 
 
 @pytest.mark.parametrize("said", [None, "rubbish"])

@@ -17,24 +17,15 @@ pytest.importorskip("math_verify", exc_type=ImportError)
 TASK = BoxedTask("math", "Box it.", [], [], [])
 
 
-@pytest.mark.parametrize(
-    ("text", "box"),
-    [
-        (r"\boxed{1} no, \boxed{2}.", "2"),
-        (r"\boxed {x^{2^{3}}} }", "x^{2^{3}}"),
-        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
-        (r"\boxed{ \boxed{7} }", "7"),
-        (r"\boxed{3} and \boxed{4", "3"),  # never closed
-        (r"\boxed{3} and \boxed{ }", "3"),
-        ("\\boxed{1,\n2}", "1,\n2"),
-        (r"\boxed{\}", None),
-    ],
-)
-def test_the_last_box_that_holds_something_counts(text, box):
-    assert last_box(text) == box
+BOXES = {
+    r"\boxed{1} no, \boxed{2}.": "2", r"\boxed {x^{2^{3}}} }": "x^{2^{3}}", r"\boxed{\{1,2\}}": r"\{1,2\}",
+    r"\boxed{ \boxed{7} }": "7", r"\boxed{3} and \boxed{4": "3", r"\boxed{3} and \boxed{ }": "3",  # never closed, empty
+    "\\boxed{1,\n2}": "1,\n2", r"\boxed{\}": None,
+}  # fmt: skip
 
 
-def test_a_long_text_of_boxes_is_read_at_once():
+def test_the_last_box_that_holds_something_counts_and_a_long_text_of_boxes_is_read_at_once():
+    assert {text: last_box(text) for text in BOXES} == BOXES
     started = time.process_time()
     assert last_box(r"\boxed{" * 20_000) is None and last_box("{" * 10**6) is None
     assert time.process_time() - started < 5

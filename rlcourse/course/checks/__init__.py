@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -144,6 +145,16 @@ class Question:
 
         def add(test: Callable) -> Callable:
             self.cases.append(Case(name, test, points, hidden))
+            return test
+
+        return add
+
+    def cases_of(self, table: Mapping[str, Any]) -> Callable:
+        """Decorator: a case for each name in a table, whose test takes the function and what stands there."""
+
+        def add(test: Callable) -> Callable:
+            for name, given in table.items():
+                self.case(name)(lambda f, given=given: test(f, given))
             return test
 
         return add

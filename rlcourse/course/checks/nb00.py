@@ -37,17 +37,16 @@ TEXTS = {  # case: from two numbers of two digits, (text, its number)
 }  # fmt: skip
 
 
-def check_reading(f, text: str, expected: float) -> None:
-    found = f(text)
-    try:
-        right = str(float(found)) == str(float(expected))
-    except (TypeError, ValueError):
-        raise AssertionError(f"{text!r} gives {found!r}: return a float, nan where there is no number") from None
-    assert right, f"{text!r} gives {found:g}, expected {expected:g}"
+@q1.cases_of(TEXTS)
+def _(f, texts):
+    for text, expected in texts(draw(11, 50), draw(51, 99)):
+        found = f(text)
+        try:
+            right = str(float(found)) == str(float(expected))
+        except (TypeError, ValueError):
+            raise AssertionError(f"{text!r} gives {found!r}: return a float, nan where there is no number") from None
+        assert right, f"{text!r} gives {found:g}, expected {expected:g}"
 
-
-for name, texts in TEXTS.items():
-    q1.case(name)(lambda f, texts=texts: [check_reading(f, *each) for each in texts(draw(11, 50), draw(51, 99))])
 
 q2 = Question("q2", "pass_at_k", hint="Count the right samples of each problem, then the formula, then the mean.")
 

@@ -177,20 +177,16 @@ def check_pays(f, text: str, gold: str, honest: bool) -> None:
     assert paid == float(honest), f"{text!r:.100} {verb} where {gold} is right; it gets {paid:g}."
 
 
-def text_case(question: Question, name: str, texts) -> None:
-    @question.case(name)
-    def _(f):
-        gold = draw(11, 50)
-        for honest, some in zip((True, False), texts(gold, draw(51, 90)), strict=True):
-            for text in some:
-                check_pays(f, text, str(gold), honest)
-        large = 1000 * gold + 234
-        check_pays(f, f"#### {large:,}", str(large), True)
+@q3.cases_of(STRICT)
+@q7.cases_of(LENIENT)
+def check_texts(f, texts) -> None:
+    gold = draw(11, 50)
+    for honest, some in zip((True, False), texts(gold, draw(51, 90)), strict=True):
+        for text in some:
+            check_pays(f, text, str(gold), honest)
+    large = 1000 * gold + 234
+    check_pays(f, f"#### {large:,}", str(large), True)
 
-
-for question, texts_of in ((q3, STRICT), (q7, LENIENT)):
-    for case, texts in texts_of.items():
-        text_case(question, case, texts)
 
 q8 = Question(
     "q8", "shrinkage", hint="Take the sum apart: what is the mean of R_j times the score of y_i, for j = i and not?"

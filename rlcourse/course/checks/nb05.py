@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlcourse.course.checks import Question, between, draw
 from rlcourse.course.checks.builders import whole_number
-from rlcourse.course.checks.nb01 import text_case
+from rlcourse.course.checks.nb01 import check_texts
 from rlcourse.course.lessons.curve_records import load_curve
 
 q1 = Question("q1", "verify_real", hint="Four places to look, in an order. Look for the first that's there.")
@@ -27,8 +27,7 @@ REAL = {  # as STRICT of lesson 01: from the gold answer g and a wrong one w, te
         [f"#### ${g}.00", f"She pays ${g}.", f"\\boxed{{\\${g}}}"], [f"#### -{g}", f"#### {g}.5"]
     ),
 }  # fmt: skip
-for case, texts in REAL.items():
-    text_case(q1, case, texts)
+q1.cases_of(REAL)(check_texts)
 
 q2 = Question("q2", "largest_credit", hint="What does an answer that works earn on average, and one that guesses?")
 
@@ -121,18 +120,16 @@ def sample_with(what: int, strength: float, hot: bool) -> tuple[Tensor, Tensor, 
     return sampled[:, :-1].masked_fill(~mask, math.nan), recomputed.masked_fill(~mask, math.nan), mask
 
 
-def check_engine(f, what: int) -> None:
+@q4.cases_of({
+    "an engine that only rounds": ROUNDED, "an engine that cuts the tail off": TRUNCATED,
+    "an engine with a temperature of its own, below 1 or above": TEMPERATURE,
+    "an engine with the weights of some steps ago": STALE, "log-probs of the neighbouring token": SHIFTED,
+})  # fmt: skip
+def _(f, what):
     for tried, hot in ((what, True), ((what + draw(1, 4)) % 5, True), (what, False), (what, draw(0, 1) == 1)):
         found = whole_number(f(*sample_with(tried, between(0, 1), hot)), 0, 4, FIVE)
         assert found == tried, f"this engine is {ENGINES[tried]}, not {ENGINES[found]}"
 
-
-for _what, _name in enumerate((
-    "an engine that only rounds", "an engine that cuts the tail off",
-    "an engine with a temperature of its own, below 1 or above", "an engine with the weights of some steps ago",
-    "log-probs of the neighbouring token",
-)):  # fmt: skip
-    q4.case(_name)(lambda f, what=_what: check_engine(f, what))
 
 q5 = Question("q5", "diagnose", hint="Compare the mean of the first five steps with that of the last five.")
 NAMES = ("HEALTHY", "STILL", "COLLAPSED", "CUT_OFF", "HACKED")
@@ -163,18 +160,13 @@ def expect_both(f, right: int, what: str, *run: Tensor) -> None:
         assert found == expected, said
 
 
-def recorded_case(name: str, right: int) -> None:
-    @q5.case(f"recorded: {name}, three seeds")
-    def _(f):
-        for run in load_curve(f"lesson05_{name}")["results"]:
-            columns = (run["metrics"][key] for key in ("reward", "accuracy", "truncated", "kl"))
-            reward, accuracy, *rest = (torch.tensor([math.nan if v is None else v for v in c]) for c in columns)
-            reward, accuracy = (m + 0.002 * torch.randn(len(m)) for m in (reward, accuracy))
-            expect_both(f, right, f"the recorded run {name!r}", reward, accuracy, *rest)
-
-
-for _name, _right in RECORDED.items():
-    recorded_case(_name, _right)
+@q5.cases_of({f"recorded: {name}, three seeds": name for name in RECORDED})
+def _(f, name):
+    for run in load_curve(f"lesson05_{name}")["results"]:
+        columns = (run["metrics"][key] for key in (*METRICS, "kl"))
+        reward, accuracy, *rest = (torch.tensor([math.nan if v is None else v for v in c]) for c in columns)
+        reward, accuracy = (m + 0.002 * torch.randn(len(m)) for m in (reward, accuracy))
+        expect_both(f, RECORDED[name], f"the recorded run {name!r}", reward, accuracy, *rest)
 
 
 @q5.case("one bad step at the end is noise, and answers cut off at the start only are no failure")

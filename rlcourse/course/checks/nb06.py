@@ -175,8 +175,17 @@ def drawn_changes(large: float) -> tuple:
     return seconds, phase, speedups, days, draw(4, 9)
 
 
-def plan_case(name: str, *rules: str, large: float = 1.0) -> None:
-    """A case with changes of which neither the rules nor all or nothing give the best plan."""
+PLANS = {  # case: how large the first phase is, and the rules that, like all or nothing, do not give the best plan
+    "a large phase, and large speed-ups of small ones": (4.0, "largest"),
+    "many changes to one phase: the second saves less": (1.5, "added"),
+    "what is best per day does not fit": (1.0, "per day", "largest"),
+    "what helps most next is not part of the best plan": (1.0, "per day", "added", "next"),
+}
+
+
+@q3.cases_of(PLANS)
+def _(f, wanted):
+    large, *rules = wanted
 
     def misleading(*inputs) -> bool:
         *given, days, budget = inputs
@@ -184,23 +193,15 @@ def plan_case(name: str, *rules: str, large: float = 1.0) -> None:
         best, *others = step_times(torch.stack(plans), *given)
         return days.sum() > budget and min(others) > best * 1.001
 
-    @q3.case(name)
-    def _(f):
-        *given, days, budget = drawn_until(misleading, lambda: drawn_changes(large))
-        plan = as_tensor(f(*given, days, budget), "the plan")
-        if plan.dtype != torch.bool or plan.shape != days.shape:
-            raise AssertionError(f"return [changes] bool: True or False for each of the {len(days)} changes.")
-        if days[plan].sum() > budget:
-            raise AssertionError(f"your plan takes {days[plan].sum()} days, there are {budget}.")
-        plans = torch.stack([plan, *(plan_by(*given, days, budget, rule=rule) for rule in ("", *RULES))])
-        took, best, *others = step_times(plans, *given).tolist()
-        compare(took, best, dict(zip(RULES.values(), others, strict=True)), "the seconds of a step with your plan")
+    *given, days, budget = drawn_until(misleading, lambda: drawn_changes(large))
+    plan = as_tensor(f(*given, days, budget), "the plan")
+    said = f"return [changes] bool: True or False for each of the {len(days)} changes."
+    assert plan.dtype == torch.bool and plan.shape == days.shape, said
+    assert days[plan].sum() <= budget, f"your plan takes {days[plan].sum()} days, there are {budget}."
+    plans = torch.stack([plan, *(plan_by(*given, days, budget, rule=rule) for rule in ("", *RULES))])
+    took, best, *others = step_times(plans, *given).tolist()
+    compare(took, best, dict(zip(RULES.values(), others, strict=True)), "the seconds of a step with your plan")
 
-
-plan_case("a large phase, and large speed-ups of small ones", "largest", large=4.0)
-plan_case("many changes to one phase: the second saves less", "added", large=1.5)
-plan_case("what is best per day does not fit", "per day", "largest")
-plan_case("what helps most next is not part of the best plan", "per day", "added", "next")
 
 q4 = Question(
     "q4", "self_times", hint="The parent of an event is the shortest one that holds it; take its time off there."

@@ -236,23 +236,22 @@ def some_answers() -> tuple[Tensor, float, float, float, int]:
     return lengths, between(0, 2.5), between(0.3, 1.0), between(0.02, 0.2), 20
 
 
-def slots_case(name: str, *rules: str) -> None:
-    """A case with inputs of which neither the rules nor 1, 2 or all slots give the best number."""
+SLOTS = {  # case: the rules that, like 1, 2 and all slots, do not give the best number
+    "a host that hides some rows": ["no host"],
+    "rows that cost, and a price for each step": ["steps", "no host"],
+    "the order in which they wait": ["sorted"],
+    "one answer that is much longer than the others": ["evenly", "batches"],
+}
 
+
+@q4.cases_of(SLOTS)
+def _(f, rules):
     def deceiving(*inputs) -> bool:
         times = times_by(*inputs)
         wrong = [1, 2, 20, *(slots_by(*inputs, rule=rule) for rule in rules)]
         return min(times[slots - 1] for slots in wrong) > min(times) * 1.001
 
-    @q4.case(name)
-    def _(f):
-        inputs = drawn_until(deceiving, some_answers)
-        found, times = whole_number(f(*inputs), 1, 20, "return a whole number from 1 to `most`"), times_by(*inputs)
-        mistakes = {said: times[slots_by(*inputs, rule=rule) - 1] for rule, said in SLOT_RULES.items()}
-        compare(times[found - 1], min(times), mistakes, f"the time with {found} slots, in ms,")
-
-
-slots_case("a host that hides some rows", "no host")
-slots_case("rows that cost, and a price for each step", "steps", "no host")
-slots_case("the order in which they wait", "sorted")
-slots_case("one answer that is much longer than the others", "evenly", "batches")
+    inputs = drawn_until(deceiving, some_answers)
+    found, times = whole_number(f(*inputs), 1, 20, "return a whole number from 1 to `most`"), times_by(*inputs)
+    mistakes = {said: times[slots_by(*inputs, rule=rule) - 1] for rule, said in SLOT_RULES.items()}
+    compare(times[found - 1], min(times), mistakes, f"the time with {found} slots, in ms,")

@@ -159,7 +159,8 @@ ACCESSES = {  # name: which of 32 accesses an element belongs to, from its row a
 }
 
 
-def check_place(f, access: str) -> None:
+@q8.cases_of({f"a warp takes a {access}": access for access in ACCESSES})
+def _(f, access):
     """All words of the tile are used, each once, and the 32 elements of each access lie in 32 banks."""
     element = torch.randperm(1024)
     row, column = element // 32, element % 32
@@ -177,9 +178,6 @@ def check_place(f, access: str) -> None:
         banks = len((word[which == number] % 32).unique())
         assert banks == 32, f"the 32 elements of {access} number {number} lie in {banks} banks, and not in 32"
 
-
-for name in ACCESSES:
-    q8.case(f"a warp takes a {name}")(lambda f, access=name: check_place(f, access))
 
 q9 = kernel_question("q9", "ReluSquared", "Copy the colleague's lines; the card names her four mistakes one by one.")
 

@@ -136,15 +136,6 @@ def admitted(running, prompts, group: int, free: int, block: int, steps: int, mi
 q2.expects(admitted, ADMISSION)
 
 
-def check_admission(f, draw_one) -> None:
-    for number in range(6):
-        running, prompts, group, block, steps = draw_one()
-        line = line_of(prompts, group)
-        wanted = min(number * len(line) // 6 + draw(0, 1), len(line) - 1)  # so many fit
-        free = blocks_after(running, line[:wanted], block, steps) + draw(0, 1)
-        q2.check(f, torch.tensor(running, dtype=torch.long), torch.tensor(prompts), group, free, block, steps)
-
-
 def some(count: int, low: int, high: int) -> list[int]:
     return [draw(low, high) for _ in range(count)]
 
@@ -161,8 +152,17 @@ REQUESTS = {  # case: what draws running, prompts, group, block, steps
     "groups that share a prompt": lambda: (some(3, 5, 30), some(4, 9, 50), draw(2, 5), draw(3, 8), draw(1, 7)),
     "prompts that end on the edge of a block, and beside it": edges,
 }
-for name, draw_one in REQUESTS.items():
-    q2.case(name)(lambda f, draw_one=draw_one: check_admission(f, draw_one))
+
+
+@q2.cases_of(REQUESTS)
+def _(f, draw_one):
+    for number in range(6):
+        running, prompts, group, block, steps = draw_one()
+        line = line_of(prompts, group)
+        wanted = min(number * len(line) // 6 + draw(0, 1), len(line) - 1)  # so many fit
+        free = blocks_after(running, line[:wanted], block, steps) + draw(0, 1)
+        q2.check(f, torch.tensor(running, dtype=torch.long), torch.tensor(prompts), group, free, block, steps)
+
 
 q3 = Question("q3", "shortest", hint="Write one step of her rule first. When is it sure that it goes on for ever?")
 

@@ -163,18 +163,19 @@ def falling(first: float, factor: float, large: int = 5) -> list[float]:
     return [(first * factor**i if i < large else 0.1 / i) * between(1, 1.05) for i in range(5)]
 
 
-def check_ranks(f, budget: tuple[int, int], *shapes: tuple) -> None:
-    q3.check(f, torch.stack([update(falling(*shape), 7, 5) for shape in shapes]), draw(*budget))
-
-
 SPECTRA = {  # case: from where to where the budget is drawn, and what `falling` takes for three matrices
     "a large matrix of rank 1": ((4, 6), (30, 0.001), (1, 0.9), (2, 0.7)),
     "one that hardly changed": ((5, 8), (3, 0.8), (0.01, 0.5), (2.2, 0.75)),
     "a flat one beside two large values": ((3, 4), (1.15, 0.98), (2, 0.85, 2), (0.4, 0.9)),
     "the whole budget of a matrix": ((6, 8), (0.1, 0.9), (9, 0.9), (1, 0.5)),
 }
-for name, drawn_from in SPECTRA.items():
-    q3.case(name)(lambda f, drawn_from=drawn_from: check_ranks(f, *drawn_from))
+
+
+@q3.cases_of(SPECTRA)
+def _(f, drawn_from):
+    budget, *shapes = drawn_from
+    q3.check(f, torch.stack([update(falling(*shape), 7, 5) for shape in shapes]), draw(*budget))
+
 
 q4 = Question("q4", "merge", hint="What does one adapter add to the weight? When is the sum rounded?")
 MERGES = {

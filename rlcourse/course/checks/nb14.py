@@ -151,8 +151,9 @@ def asked(f, computation: Computation) -> dict[str, np.ndarray]:
     return {name: value.double().numpy().astype(np.float32) for name, value in zip(names, first, strict=True)}
 
 
-def check_trial(f, kind: str) -> None:
-    for op, instead, words in WRONG[kind]:
+@q2.cases_of(WRONG)
+def _(f, wrong):
+    for op, instead, words in wrong:
         computation = computation_with(op)
         inputs = asked(f, computation)
         y, right = outcome(computation, inputs), outcome(computation, inputs, dtype=np.float32)
@@ -162,9 +163,6 @@ def check_trial(f, kind: str) -> None:
         survives = agrees(outcome(computation, inputs, op, instead), y)
         assert not survives, f"{computation}: a program that {words} is not found out"
 
-
-for kind in WRONG:
-    q2.case(kind)(lambda f, kind=kind: check_trial(f, kind))
 
 q3 = Question("q3", "reward", hint="What does the empty program earn on average, and what a correct one in twenty?")
 
@@ -249,7 +247,8 @@ PROBLEMS = {
 }
 
 
-def check_by_hand(f, problem: int) -> None:
+@q4.cases_of({f"problem {number}": number for number in PROBLEMS})
+def _(f, problem):
     for _ in range(4):
         computation = drawn(PROBLEMS[problem])
         text = f(problem, [str(line) for line in computation.lines])
@@ -258,7 +257,3 @@ def check_by_hand(f, problem: int) -> None:
         assert finding.correct, f"{computation}: {finding.reason}"
         least, us = optimum(computation)[0], eager_us(computation) / finding.speedup
         assert us < least * (1 + 1e-6), f"{computation}: right, {us:.1f} µs, and there is one that takes {least:.1f}"
-
-
-for number in PROBLEMS:
-    q4.case(f"problem {number}")(lambda f, number=number: check_by_hand(f, number))

@@ -89,8 +89,7 @@ PLANS = {  # case: machines and ranks of each
     "one machine, and machines with one rank each": [(1, 4), (1, 8), (4, 1), (8, 1)],
     "several machines": [(2, 4), (2, 8), (4, 4), (4, 2), (8, 2), (4, 8)],
 }
-for name, plans in PLANS.items():
-    q2.case(name)(lambda f, plans=plans: [check_plan(f, *sizes) for sizes in plans])
+q2.cases_of(PLANS)(lambda f, plans: [check_plan(f, *sizes) for sizes in plans])
 
 q3 = Question("q3", "progress", hint="Which rank can take the next step now, and which others must join?", seconds=20)
 PROGRAMS = {

@@ -88,11 +88,18 @@ def test_parts_of_another_form_earn_nothing(part, junk):
     assert verdict.metrics["correct"] == 0
 
 
-def test_a_change_after_the_answer_is_seen():
-    def change(kind, answer, times):
-        return [answer[0] + 1e-7] if kind == "show" and times == 3 else answer
+REFUSED = {
+    "late": lambda k, a, times: [a[0] + 1e-7] if k == "show" and times == 3 else a,
+    "torch": lambda k, a, times: a | {"operations": ["empty_like", "relu"]} if k == "run" else a,
+    "edited inputs": lambda k, a, times: a | {"inputs": [[n + 1 for n in a["inputs"][0]]]} if k == "run" else a,
+}
 
-    assert verdict_on(change).reason == "late"
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_late_changes_computing_by_torch_and_edited_inputs_are_seen(reason):
+    verdict = verdict_on(REFUSED[reason])
+    assert verdict.reason == reason and verdict.metrics["refused"] == 1 and verdict.reward == 0
+    assert reason != "torch" or ("relu" in verdict.text and "empty_like" not in verdict.text)
 
 
 @pytest.mark.parametrize("off", [1e-3, 1e3, float("nan")])
@@ -102,17 +109,6 @@ def test_a_wrong_output_is_wrong_however_well_it_fits_its_digest(off):
         digested=lambda outputs: [outputs[0] + off],
     )
     assert verdict.reason == ("not finite" if off != off else "wrong") and verdict.metrics["correct"] == 0
-
-
-def test_operations_of_torch_that_compute_are_refused_and_named():
-    verdict = verdict_on(lambda k, a, t: a | {"operations": ["empty_like", "relu"]} if k == "run" else a)
-    assert verdict.reason == "torch" and "relu" in verdict.text and "empty_like" not in verdict.text
-    assert verdict.metrics["refused"] == 1 and verdict.reward == 0
-
-
-def test_inputs_that_a_pass_changed_are_seen():
-    verdict = verdict_on(lambda k, a, t: a | {"inputs": [[n + 1 for n in a["inputs"][0]]]} if k == "run" else a)
-    assert verdict.reason == "edited inputs" and verdict.metrics["refused"] == 1
 
 
 def test_the_reward_is_weighted_capped_and_nothing_for_a_cheat():

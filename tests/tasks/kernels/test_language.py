@@ -4,17 +4,8 @@ import random
 
 import pytest
 
-from rlcourse.tasks.kernels.language import (
-    NAMES,
-    CompileError,
-    Line,
-    Statement,
-    compile_program,
-    eager,
-    parse,
-    read_computation,
-    write,
-)
+from rlcourse.tasks.kernels import language
+from rlcourse.tasks.kernels.language import CompileError, compile_program, eager, parse, read_computation, write
 
 CHAIN = read_computation("a = add u v ; b = relu a ; y = mul b w")
 JOIN = read_computation("a = add u v ; b = add w x ; y = mul a b")
@@ -50,10 +41,10 @@ def test_programs_are_parsed_as_they_are_written():
     rng = random.Random(0)
     for _ in range(200):
         program = []
-        for name in rng.sample(NAMES, 4):
+        for name in rng.sample(language.NAMES, 4):
             op, count = rng.choice([("add", 2), ("rowmax", 1), ("exp", 1)])
-            line = Line(name, op, tuple(rng.choices(NAMES, k=count)))
-            program.append(Statement(line, *(rng.random() < 0.5 for _ in range(3))))
+            line = language.Line(name, op, tuple(rng.choices(language.NAMES, k=count)))
+            program.append(language.Statement(line, *(rng.random() < 0.5 for _ in range(3))))
         assert parse(write(program)) == program
 
 
