@@ -17,18 +17,6 @@ ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, BLACK = (
     "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#000000",
 )  # fmt: skip
 
-# Colour, line style and marker of each algorithm, the same in every figure.
-STYLES = {
-    "reinforce": (BLACK, ":", "o"),
-    "reinforce_baseline": (PURPLE, (0, (1, 1)), "s"),
-    "rloo": (SKY, "-.", "^"),
-    "ppo": (ORANGE, "--", "D"),
-    "grpo": (GREEN, (0, (5, 1)), "v"),
-    "dr_grpo": (BLUE, "-", "o"),
-    "dapo": (VERMILION, (0, (3, 1, 1, 1)), "P"),
-    "gspo": (PURPLE, "-.", "X"),
-    "cispo": (BLACK, "--", "*"),
-}
 LABELS = {"reinforce": "REINFORCE", "reinforce_baseline": "REINFORCE, batch mean", "dr_grpo": "Dr. GRPO"}
 
 VALIDATION_STYLES = ((BLUE, "-"), (SKY, "--"), (GREEN, ":"), (VERMILION, "-."), (PURPLE, "--"), (BLACK, ":"))

@@ -98,17 +98,17 @@ def update(shape: ModelShape, rows: int, length: int, completion: int, checkpoin
     )
 
 
-def measure_machine(device: torch.device, dtype: torch.dtype | None = None, repeats: int = 7) -> Machine:
-    """The median rate of a large copy, and of a large matrix product in `dtype`: bfloat16 on a GPU and float32 on a CPU
-    if not given. Takes a few seconds."""
+def measure_machine(device: torch.device) -> Machine:
+    """The median rate of a large copy, and of a large product in bfloat16 on a GPU and float32 on a CPU. Takes a few
+    seconds."""
     from rlcourse.measure.records import device_name
 
     on_gpu = device.type == "cuda"
-    dtype = dtype or (torch.bfloat16 if on_gpu else torch.float32)
+    dtype = torch.bfloat16 if on_gpu else torch.float32
     source = torch.zeros(2**30 if on_gpu else 2**26, dtype=torch.uint8, device=device)  # far beyond any cache
     target = torch.empty_like(source)
-    copy_s = median_seconds(lambda: target.copy_(source), device, repeats)
+    copy_s = median_seconds(lambda: target.copy_(source), device, repeats=7)
     size = 8192 if on_gpu else 1024
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    product_s = median_seconds(lambda: a @ b, device, repeats)
+    product_s = median_seconds(lambda: a @ b, device, repeats=7)
     return Machine(device_name(), str(dtype).split(".")[1], 2 * source.numel() / copy_s, 2 * size**3 / product_s)

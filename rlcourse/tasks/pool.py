@@ -4,11 +4,11 @@ it is not a sandbox for code that means harm."""
 
 import contextlib
 import os
-import queue
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -39,19 +39,11 @@ class JudgePool:
 
     def map(self, items: list) -> list[Any]:
         """The function's result for each item, or `Failed`. Items and results must be picklable."""
-        idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        for worker in self.workers:
-            idle.put(worker)
-
-        def judge(item):
-            worker = idle.get()
-            try:
-                return worker.call(item)
-            finally:
-                idle.put(worker)
-
-        with ThreadPoolExecutor(len(self.workers)) as threads:
-            return list(threads.map(judge, items))
+        own, workers = threading.local(), iter(self.workers)  # each thread's worker
+        with ThreadPoolExecutor(
+            len(self.workers), initializer=lambda: setattr(own, "worker", next(workers))
+        ) as threads:
+            return list(threads.map(lambda item: own.worker.call(item), items))
 
 
 class Worker:

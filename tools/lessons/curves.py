@@ -13,11 +13,24 @@ from matplotlib.figure import Figure
 
 from rlcourse.config import ALGORITHMS, make_config
 from rlcourse.course.lessons.curve_records import load_curve
-from rlcourse.measure.plots import BLACK, LABELS, STYLES, finish, seed_band
+from rlcourse.measure.plots import BLACK, BLUE, GREEN, LABELS, ORANGE, PURPLE, SKY, VERMILION, finish, seed_band
 from rlcourse.paths import data_folder
 from rlcourse.runs import read_lines
 from rlcourse.train import train
 from tools.lessons.recording import record_seeds
+
+# Colour, line style and marker of each algorithm, the same in every figure.
+STYLES = {
+    "reinforce": (BLACK, ":", "o"),
+    "reinforce_baseline": (PURPLE, (0, (1, 1)), "s"),
+    "rloo": (SKY, "-.", "^"),
+    "ppo": (ORANGE, "--", "D"),
+    "grpo": (GREEN, (0, (5, 1)), "v"),
+    "dr_grpo": (BLUE, "-", "o"),
+    "dapo": (VERMILION, (0, (3, 1, 1, 1)), "P"),
+    "gspo": (PURPLE, "-.", "X"),
+    "cispo": (BLACK, "--", "*"),
+}
 
 SEEDS = (0, 1, 2)
 STEPS = 60  # more than the preset's, to show where the curves flatten

@@ -12,10 +12,11 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from rlcourse.course.calls import OutOfTime, gradient, pieces, time_limit, where
 from rlcourse.course.checks.comparison import compare, compare_all
@@ -26,8 +27,7 @@ class CheckFailed(AssertionError):  # raised under RLCOURSE_STRICT=1 alone
     pass
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """One promise about the reader's function: `test` takes a `Local` or remote function and raises if it is broken."""
 
     name: str
@@ -36,8 +36,7 @@ class Case:
     hidden: bool
 
 
-@dataclass(frozen=True)
-class CaseResult:
+class CaseResult(NamedTuple):
     name: str
     passed: bool
     message: str
@@ -119,13 +118,7 @@ def received(value):
 
 def copied(value):
     """With tensors copied, so that a function that writes into its arguments harms nothing else."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, tuple | list):
-        return type(value)(copied(v) for v in value)
-    if isinstance(value, dict):
-        return {k: copied(v) for k, v in value.items()}
-    return value
+    return tree_map_only(Tensor, Tensor.clone, value)
 
 
 class Question:

@@ -5,7 +5,7 @@ sizes have limits, and whatever goes wrong is the kernel's fault."""
 import linecache
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -75,9 +75,7 @@ class Traced:
         given, names = tuple(tensors.values()), [argument.name for argument in self.listed]
         if names != list(tensors):
             raise AssertionError(f"arguments() must list {', '.join(tensors)} and lists {', '.join(names)}.")
-        listed = tuple(
-            Argument(a.name, a.dtype, a.shape, a.free, a.align, output=a is self.listed[-1]) for a in self.listed
-        )
+        listed = tuple(replace(a, output=a is self.listed[-1]) for a in self.listed)
         arguments.check(self, given, "cpu")
         entries = ptx.parse(self.ptx)
         if len(entries) != 1:
@@ -138,13 +136,10 @@ class Maker(Local):
 
     def __call__(self, *options, **named) -> Traced:
         kernel, facts = trace.trace(self.function, *options, **named)
-
-        def launch(*tensors: Tensor) -> None:
-            toolchain.compiled(kernel)(*tensors)
-
         return read_facts(
-            received(facts), lambda tensors: received(trace.blocks(kernel, tensors)), linecache.getline, launch
-        )
+            received(facts), lambda tensors: received(trace.blocks(kernel, tensors)), linecache.getline,
+            lambda *tensors: toolchain.compiled(kernel)(*tensors),
+        )  # fmt: skip
 
 
 def meaning(error: ptx.PTXError) -> str:
@@ -163,11 +158,9 @@ def execute(f, tensors: dict[str, Tensor], **order) -> ptx.Report:
     except ptx.PTXError as error:
         raise AssertionError(f"{meaning(error)} ({error})") from None
     if torch.cuda.is_available() and kernel.launch:  # the interpreter found no mistake: nothing can be harmed there
-        there = [tensor.cuda() for tensor in given]
+        there, (*_, ours) = [tensor.cuda() for tensor in given], tensors.values()
         kernel.launch(*there)
-        ours = list(tensors.values())[-1]
-        what = "the GPU's result, compared with the interpreter's,"
-        compare(there[-1].float(), ours.float(), what=what, atol=1e-4)
+        compare(there[-1].float(), ours.float(), what="the GPU's result, beside the interpreter's,", atol=1e-4)
     return report
 
 

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from rlcourse.policy import Policy
-from rlcourse.tasks.kernels.language import Computation, Statement, eager, write
+from rlcourse.tasks.kernels.language import Computation, eager, write
 from rlcourse.tasks.tokenizer import kernel_tokenizer
 
 Pairs = list[tuple[list[int], list[int]]]  # token ids of prompts and of their answers, EOS included
@@ -72,11 +72,7 @@ def kernel_policy(seed: int = 1, **config: Any) -> Policy:
 
 
 def draw_programs(
-    policy: Policy,
-    problems: Sequence[Computation],
-    rows: int,
-    rng: random.Random,
-    demonstrate: Callable[[Computation], list[Statement]] = eager,
+    policy: Policy, problems: Sequence[Computation], rows: int, rng: random.Random, demonstrate: Callable = eager
 ) -> Pairs:
     """Prompts drawn from the problems, each with the program that `demonstrate` gives."""
     drawn = rng.choices(problems, k=rows)
@@ -84,16 +80,11 @@ def draw_programs(
 
 
 def imitate(
-    policy: Policy,
-    problems: Sequence[Computation],
-    steps: int,
-    lr: float,
-    rows: int,
-    rng: random.Random,
-    demonstrate: Callable[[Computation], list[Statement]] = eager,
-) -> float:
+    policy: Policy, problems: Sequence[Computation], steps: int, lr: float, rows: int, rng: random.Random,
+    demonstrate: Callable = eager,
+) -> float:  # fmt: skip
     """Train on `rows` fresh demonstrations per step with AdamW, the learning rate falling to a twentieth of `lr`; the
-    last loss in nats per token."""
+    last loss in nats per token. demonstrate: a function of a computation to a program."""
     parameters = list(policy.model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     bar = tqdm(range(steps), desc="sft", unit="step", dynamic_ncols=True)

@@ -9,9 +9,9 @@ CHUNKS = 256  # per tensor; a judge looks at some of them
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes per element
 
 
-def namespace(source: str, name: str = "problem") -> dict:
-    names: dict = {"__name__": name}
-    exec(compile(source, f"<{name}>", "exec"), names)
+def namespace(source: str) -> dict:
+    names: dict = {"__name__": "problem"}
+    exec(compile(source, "<problem>", "exec"), names)
     return names
 
 
