@@ -87,6 +87,12 @@ def test_a_check_shows_its_card_remembers_that_it_passed_and_raises_only_where_i
         question(lambda *_: 0.0)
 
 
+def test_a_function_that_writes_into_what_it_is_given_harms_nothing_else():
+    given = [torch.ones(3), {"a": torch.ones(2)}]
+    assert Local(lambda x: x[0].zero_().sum() + x[1]["a"].zero_().sum())(given) == 0
+    assert given[0].sum() == 3 and given[1]["a"].sum() == 2
+
+
 # Functions that are paid for nothing ------------------------------------------------------------------------------
 
 

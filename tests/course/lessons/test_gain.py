@@ -68,6 +68,10 @@ def test_the_parts_add_up_to_the_gain():
         parts = gain.split(before, after)
         assert sum(parts.values()) == pytest.approx(gain.accuracy(after) - gain.accuracy(before))
         assert gain.split(after, before) == pytest.approx({name: -part for name, part in parts.items()})
+    totals = [sum(c[k] for c in before.values()) for k in ("garbage", "worked", "worked right")]
+    clean = 800 - totals[0]
+    expected = {"clean": clean / 800, "choice": totals[1] / clean, "arithmetic": totals[2] / totals[1]}
+    assert gain.factors(before) == pytest.approx(expected)
     assert gain.split(before, before) == pytest.approx(dict.fromkeys((*gain.FACTORS, "luck"), 0.0))
 
 
