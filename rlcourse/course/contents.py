@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 
 class Lesson(NamedTuple):
+    """A lesson's title, its difficulty and what's in it."""
+
     title: str
     difficulty: int  # from 1 to 5
     holds: str

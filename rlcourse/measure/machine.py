@@ -14,7 +14,7 @@ PEERS = ("trl", "vllm", "flashinfer-python")  # measured beside ours where they 
 
 
 def cpu_model() -> str:
-    """Such as 'AMD EPYC 7763 64-Core Processor'; the architecture where it has no name."""
+    """The processor's name, such as 'AMD EPYC 7763 64-Core Processor'; the architecture where it has none."""
     try:
         if platform.system() == "Darwin":
             return _output("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
@@ -30,7 +30,7 @@ def cpu_cores() -> int:
 
 
 def memory_bytes() -> int | None:
-    """Main memory, or the container's limit if that is lower; None if the system does not say."""
+    """Main memory in bytes, or the container's limit if that is lower; None if the system does not say."""
     sizes = []
     if hasattr(os, "sysconf"):
         sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -50,7 +50,7 @@ def versions() -> dict[str, str | None]:
 
 
 def gpus() -> list[dict[str, Any]]:
-    """The CUDA devices that torch can use: name, memory in bytes, compute capability. Raises whatever importing torch
+    """The CUDA devices that torch can use: name, memory in bytes, capability. Raises whatever importing torch
     raises."""
     import torch
 

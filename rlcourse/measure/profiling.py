@@ -15,9 +15,9 @@ from rlcourse.measure.timing import seconds
 
 @dataclass(frozen=True)
 class Profile:
-    """A mean over several calls. seconds: wall time, without the profiler. busy: share of it in which the GPU worked,
-    None on a CPU. kernels: GPU kernels, or operators on a CPU. launches: times the host told the GPU to start
-    something."""
+    """What one call did, a mean over several. seconds: wall time, without the profiler. busy: share of it in which the
+    GPU worked, None on a CPU. kernels: GPU kernels, or operators on a CPU. launches: times the host told the GPU to
+    start something."""
 
     seconds: float
     busy: float | None

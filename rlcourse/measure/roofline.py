@@ -43,7 +43,7 @@ class Machine:
     flops_per_s: float
 
     def floor_seconds(self, work: Work) -> float:
-        """That of its bytes or of its operations, whichever is longer."""
+        """The least time that the work can take: of its bytes or its operations, whichever is longer."""
         return max(work.total_bytes / self.bytes_per_s, work.total_flops / self.flops_per_s)
 
     @property

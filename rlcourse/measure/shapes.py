@@ -97,7 +97,7 @@ def parameters(shape: ModelShape) -> int:
 
 
 def adapter_parameters(shape: ModelShape, rank: int) -> int:
-    """Of A [rank, in] and B [out, rank] for each linear layer: rank x (in + out)."""
+    """Number of parameters of an adapter, A [rank, in] and B [out, rank] for each linear layer: rank x (in + out)."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     attention = 2 * (shape.hidden + q) + 2 * (shape.hidden + kv)
     return shape.layers * rank * (attention + 3 * (shape.hidden + shape.intermediate))

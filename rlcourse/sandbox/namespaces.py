@@ -47,7 +47,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, *arguments) -> None:
-    """Raises OSError, with its name, if a function of the C library returns -1."""
+    """Call a function of the C library. Raises OSError, with its name, if it returns -1."""
     if getattr(libc, name)(*arguments) == -1:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
@@ -265,7 +265,7 @@ def memory(most_open: int) -> int:
 
 
 def sockets(name: str, most: int) -> int:
-    """How many a process has open; `most` if it hides them, as the program does before it starts."""
+    """How many sockets a process has open; `most` if it hides them, as the program does before it starts."""
     try:
         opened = [os.readlink(f"/proc/{name}/fd/{number}") for number in os.listdir(f"/proc/{name}/fd")]
     except PermissionError:

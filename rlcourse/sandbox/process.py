@@ -69,6 +69,7 @@ class Child(AbstractContextManager):
 
 
 def start(way: str, box: Box, folder: Path, wire: int) -> subprocess.Popen:
+    """Start a box's code, with its part of the package staged in `folder`."""
     stage(folder, box, isolated=way != GUARD)
     if way == GUARD:
         place = tempfile.mkdtemp(dir=folder)
@@ -113,7 +114,7 @@ def end(process: subprocess.Popen) -> str:
 
 
 def remove(folder: Path) -> None:
-    """However deep and whatever its permissions: shutil.rmtree fails on a very deep folder."""
+    """Remove a folder, however deep and whatever its permissions: shutil.rmtree fails on a very deep one."""
     if folder.exists():
         for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
             subprocess.run([*command, "--", str(folder)], check=False, capture_output=True)
@@ -159,7 +160,7 @@ def libraries() -> list[str]:
 
 
 def python_command(staged: str, code: str, wire: int, folder: str, limits: dict[str, int]) -> list[str]:
-    """With the libraries and, instead of the package, what is staged."""
+    """The command that runs a box's code, with the libraries and, instead of the package, what is staged."""
     given = f"import sys; sys.path[:] = {[staged, *libraries()]!r}; wire, folder, limits = {(wire, folder, limits)!r}"
     return [python(), "-I", "-S", "-c", f"{given}\n{code}"]
 

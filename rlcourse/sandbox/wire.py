@@ -116,7 +116,7 @@ def _tensor(name: str, shape: list[int], numbers: memoryview) -> tuple[Tensor, m
 
 
 def send(connection: socket.socket, data: bytes, seconds: float | None = None) -> None:
-    """Raises TimeoutError after `seconds`, OSError if the other side has ended."""
+    """Send one message. Raises TimeoutError after `seconds`, OSError if the other side has ended."""
     connection.settimeout(seconds)
     connection.sendall(struct.pack("<I", len(data)) + data)
 

@@ -39,9 +39,9 @@ def check_task_name(name: str) -> None:
 
 
 def load_task(name: str) -> Task:
-    """The task called `name`, or the task, or function of a folder, at `module:object`. `name@folder`: with its data
-    from there. Raises ValueError if there is no such task or it reads no folder; FileNotFoundError or ValueError for a
-    bad folder."""
+    """The task called `name`, or the one at `module:object`, which may be a function that makes it from the folder in
+    `name@folder`. Raises ValueError if there is no such task or it reads no folder; FileNotFoundError or ValueError for
+    a bad folder."""
     check_task_name(name)
     name, _, folder = name.partition("@")
     found = object_at(TASKS.get(name, name))
@@ -77,7 +77,7 @@ def task_of(config: Any) -> Task:
 
 
 def object_at(place: str) -> Any:
-    """The object at `module:object`, of the current folder, too. Raises ValueError if it isn't there."""
+    """The object at `module:object`; the current folder is searched, too. Raises ValueError if it isn't there."""
     module, _, path = place.partition(":")
     if os.getcwd() not in sys.path:  # where the `rlcourse` command doesn't look
         sys.path.append(os.getcwd())

@@ -59,6 +59,7 @@ Conversation = tuple[str, str]  # the system's turn and the user's
 
 
 def with_judge(task: Task, judge: str, file: Path) -> "JudgedTask":
+    """The task with a judge, MODEL@ADDRESS, whose replies are kept in `file`."""
     name, address = model_and_address(judge)
     return JudgedTask(task, Endpoint(address, name), file)
 

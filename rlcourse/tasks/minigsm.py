@@ -55,7 +55,7 @@ class Step(NamedTuple):
 
 
 class Calculation(NamedTuple):
-    """left op right = result."""
+    """What a step computes: left op right = result."""
 
     left: int
     op: str
@@ -68,6 +68,8 @@ class Calculation(NamedTuple):
 
 @dataclass(frozen=True)
 class GeneratedProblem:
+    """A problem with its template's name, its numbers by name and its steps."""
+
     template: str
     numbers: dict[str, int]
     question: str

@@ -75,7 +75,9 @@ class Task(Protocol):
         ...
 
 
-class ListTask:  # with lists of problems as attributes named after the splits
+class ListTask:
+    """A task with lists of problems as attributes named after the splits."""
+
     def problems(self, split: Split) -> list[Problem]:
         if split not in ("train", "validation", "test"):
             raise ValueError(f"Unknown split {split!r}: use train, validation or test.")

@@ -23,8 +23,8 @@ from rlcourse.course.checks.comparison import compare, compare_all
 from rlcourse.sandbox.wire import Unreadable, plain
 
 
-class CheckFailed(AssertionError):  # raised under RLCOURSE_STRICT=1 alone
-    pass
+class CheckFailed(AssertionError):
+    """A check that did not pass, under RLCOURSE_STRICT=1."""
 
 
 class Case(NamedTuple):
@@ -37,6 +37,8 @@ class Case(NamedTuple):
 
 
 class CaseResult(NamedTuple):
+    """What a case found, and what it is worth."""
+
     name: str
     passed: bool
     message: str
@@ -117,7 +119,7 @@ def received(value):
 
 
 def copied(value):
-    """With tensors copied, so that a function that writes into its arguments harms nothing else."""
+    """The same value with tensors copied, so that a function that writes into its arguments harms nothing else."""
     return tree_map_only(Tensor, Tensor.clone, value)
 
 

@@ -32,7 +32,7 @@ def run_grade(submission: Path, junit: Path | None = None, csv_file: Path | None
 
 
 def save(path: Path, text: str) -> None:
-    """Raises OSError for a link, which may lead to a file of somebody else's."""
+    """Write a file. Raises OSError for a link, which may lead to a file of somebody else's."""
     if path.is_symlink() and not str(path).startswith("/dev/"):
         raise OSError(f"{path} is a link: remove it, or name another file.")
     write_text(path, text)
@@ -58,7 +58,7 @@ def as_line(report: Report) -> str:
 
 
 def write_junit(reports: list[Report], path: Path) -> None:
-    """A suite for each submission, a test case for each case."""
+    """JUnit's XML: a suite for each submission, a test case for each case."""
     root = ElementTree.Element("testsuites", name="rlcourse")
     for report in reports:
         cases = [(result, case) for result in report.results for case in result.cases]

@@ -160,5 +160,5 @@ def derived(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.pbkdf2_hmac("sha256", str(seed).encode(), name.encode(), 50_000)[:4])
 
 
-class JudgedToDeath(Died):  # while a question was judged
-    pass
+class JudgedToDeath(Died):
+    """The worker was lost while a question was judged."""

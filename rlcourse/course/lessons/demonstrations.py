@@ -42,7 +42,7 @@ def demonstration(problem: GeneratedProblem, rng: random.Random, mix: Mix) -> st
 
 
 def repetitions(rng: random.Random, begin: float, mix: Mix) -> int:
-    """Not at all with probability 1 - begin, then once more with probability `again`."""
+    """How often a line is written: not at all with probability 1 - begin, then once more with probability `again`."""
     count = int(rng.random() < begin)
     while 0 < count < mix.longest and rng.random() < mix.again:
         count += 1

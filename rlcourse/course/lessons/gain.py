@@ -30,8 +30,8 @@ Counts = dict[str, dict[str, int]]  # by level: answers of each kind, and "worke
 
 
 def kind(answer: Answer) -> str:
-    """garbage: a line that no demonstration has, or no end; guess: no calculation; words: worked, but with an end that
-    the strict reading refuses; worked: with the end `#### N`."""
+    """One of KINDS. garbage: a line that no demonstration has, or no end; guess: no calculation; words: worked, but
+    with an end that the strict reading refuses; worked: with the end `#### N`."""
     found = demonstration().fullmatch(answer.text) if answer.finished else None
     if found is None:
         return "garbage"
@@ -94,6 +94,7 @@ def levels(counts: Counts) -> list[Level]:
 
 
 def accuracy(counts: Counts) -> float:
+    """The share of all answers that are right."""
     return sum(level.weight * level.accuracy for level in levels(counts))
 
 

@@ -65,7 +65,7 @@ def train_on(policy: Policy, pairs: Pairs) -> float:
 
 
 def kernel_policy(seed: int = 1, **config: Any) -> Policy:
-    """The same with the tokenizer of the kernel language."""
+    """A Qwen2 model with random weights and the tokenizer of the kernel language; see `random_policy`."""
     # Positions are below 128: with a theta of 10,000 the model learns to copy much later.
     rope = {"rope_type": "default", "rope_theta": 100.0}
     return random_policy(kernel_tokenizer(), seed, max_position_embeddings=256, rope_parameters=rope, **config)

@@ -69,7 +69,9 @@ class Verdict:
         return COMPILED * self.metrics["compiled"] + self.metrics["correct"] * (CORRECT + speed)
 
 
-class Times(NamedTuple):  # median seconds per trial, by the process's own events and by the judge's clock
+class Times(NamedTuple):
+    """Median seconds per trial, by the process's own events and by the judge's clock."""
+
     own: float
     outside: float
 
@@ -252,6 +254,7 @@ def judge_of(problem: Problem, settings: Settings) -> Judge:
 
 
 def readable(found: object) -> bool:
+    """Whether what a process reports of a trial has the form of `Runner.run`'s result."""
     match found:
         case {"seconds": float(seconds), "digest": list(sums), "shapes": list(shaped), "dtypes": list(dtypes),
               "operations": list(operations), "inputs": list()}:  # fmt: skip

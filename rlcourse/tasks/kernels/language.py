@@ -50,6 +50,8 @@ class CompileError(ValueError):
 
 @dataclass(frozen=True)
 class Line:
+    """name = op(args)."""
+
     name: str
     op: str
     args: tuple[str, ...]
@@ -82,6 +84,8 @@ class Computation:
 
 @dataclass(frozen=True)
 class Statement:
+    """A line and how it runs."""
+
     line: Line
     ends: bool = True
     keeps: bool = False
@@ -156,6 +160,7 @@ def parse_line(words: list[str]) -> tuple[Line, list[str]]:
 
 
 def write(program) -> str:
+    """The text of a program, which `parse` reads."""
     return " ".join(map(str, program))
 
 

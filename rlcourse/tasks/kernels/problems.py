@@ -45,7 +45,7 @@ def computations(
 
 
 def split_of(computation: Computation) -> str:
-    """By a blake2b hash of the lines with names numbered by first use."""
+    """train or test, by a blake2b hash of the lines with names numbered by first use."""
     numbers: dict[str, int] = {}
     structure = [
         (line.op, *(numbers.setdefault(name, len(numbers)) for name in (*line.args, line.name)))
@@ -79,6 +79,7 @@ class Draft:
 
 
 def draw(rng: random.Random, length: int) -> Computation | None:
+    """A computation of `length` lines; None if a line or an input is never read."""
     inputs = rng.sample(INPUTS, rng.choice([1, 2, 2, 3, 3, 4]))
     first = rng.randint(0, len(LETTERS) + 1 - length)
     draft = Draft(inputs, [*LETTERS[first : first + length - 1], "y"], unread=list(inputs))

@@ -43,6 +43,8 @@ CREDIT_METRICS = {"stated": ".1%"}
 
 @dataclass(frozen=True)
 class KernelProblem:
+    """A computation to write a program for; `gold` is one with the least counted time."""
+
     computation: Computation
 
     @property
@@ -51,7 +53,6 @@ class KernelProblem:
 
     @cached_property
     def gold(self) -> str:
-        """A program with the least counted time."""
         return write(optimum(self.computation)[1])
 
     answer = property(attrgetter("gold"))
