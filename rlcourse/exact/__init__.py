@@ -1,9 +1,7 @@
 """One set of numbers for sampler and trainer: the log-prob of a token is the same, bit for bit, in both.
-
-`operations.py`: what both compute. `weights.py`: the weights that both read. `pass_kernels.py`: a forward pass over
-whole sequences; `backward_kernels.py`: its gradients; `layers.py`: both as autograd knows them; `captured.py`: the same
-as CUDA graphs; `head.py`: log-probs of tokens. The decode step is in `rlcourse.rollout`.
-"""
+`operations.py`: what both compute. `weights.py`: the weights that both read. `pass_kernels.py` and
+`backward_kernels.py`: a forward pass over whole sequences and its gradients; `layers.py`: both as autograd knows them;
+`captured.py`: the same as CUDA graphs; `head.py`: log-probs of tokens. The decode step is in `rlcourse.rollout`."""
 
 EXACT = {"enable_fp_fusion": False}  # launch option of all kernels that call `operations.py`
 KEYS = 128  # of a tile in attention

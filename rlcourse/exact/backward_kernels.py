@@ -1,8 +1,6 @@
 """The gradients of `pass_kernels.py`, in Triton. They need not be the same bits in two places, so they are the fastest.
-
 With y = x * weight and s = 1 / rms(x), a layer's product is s * (y @ W.T). `dy` is the gradient of y with s held still,
-so the gradient of s is sum(dy * y) / s, and that of x has a second part: -s^2 * x * sum(dy * y) / d.
-"""
+so the gradient of s is sum(dy * y) / s, and that of x has a second part: -s^2 * x * sum(dy * y) / d."""
 
 import triton
 import triton.language as tl
@@ -96,8 +94,7 @@ def key_gradient_kernel(
     g, q, k, v, lse, delta, dk, dv, table, longest, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv [S, longest, K, D] of BN keys of a head and sequence, from all of that sequence's queries which it does
-    not share; see `query_gradient_kernel`, whose `delta` it needs."""
+    """dk and dv [S, longest, K, D] of BN keys of a head and sequence, from that sequence's own queries and `delta`."""
     first, kv_head, sequence = tl.program_id(0) * BN, tl.program_id(1), tl.program_id(2).to(tl.int64)
     L, shared, source, own = load_sequence(table, sequence)
     if first >= L:

@@ -1,10 +1,7 @@
 """The layers' training pass as two CUDA graphs, forward and backward: for batches so small that a GPU computes a layer
-faster than the host launches its kernels.
-
-A graph knows its memory by address. What changes from call to call is copied to where it reads: the residual stream
-that enters, where the sequences stand, and later the gradient. All graphs share one pool of memory, since what a
-forward pass keeps is used up by its backward pass before another begins.
-"""
+faster than the host launches its kernels. A graph knows its memory by address: what changes from call to call is copied
+to where it reads. All graphs share one pool of memory, since what a forward pass keeps is used up by its backward pass
+before another begins."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,8 +67,8 @@ class CapturedLayers:
         return known
 
     def __call__(self, x: Tensor, sequences: Sequences, parameters: list[Tensor]) -> Tensor:
-        """x [N, d] after the layers, differentiable in their parameters, `Layer.sources` in order. The backward pass
-        must come before the next call."""
+        """x [N, d] after the layers, differentiable in `Layer.sources` of all. The backward pass comes before the next
+        call."""
         key = (len(x), len(sequences), sequences.length)
         pair = self.pairs.pop(key, None) or self._capture(len(x), sequences)
         while len(self.pairs) >= PAIRS:

@@ -1,9 +1,6 @@
-"""Log-probs of tokens from the last residual stream: last norm, head, and the sampling distribution.
-
-Both the engine, of the tokens that it samples outside of its own kernels, and the trainer compute them here. Logits
-stand in memory for `chunk` tokens at once. The last ones stay there for the backward pass, which computes the others
-again.
-"""
+"""Log-probs of tokens from the last residual stream: last norm, head, and the sampling distribution, for the trainer
+and for the engine, of tokens that it samples outside of its own kernels. Logits stand in memory for `chunk` tokens at
+once."""
 
 import torch
 import triton

@@ -1,8 +1,5 @@
-"""A model's layers over whole sequences, forward and backward, as autograd knows them.
-
-The residual stream x [N, d] is float32: N tokens of several sequences (`sequences.py`). All sums that a decode step
-makes, too, are made in its order (`operations.py`).
-"""
+"""A model's layers over whole sequences, forward and backward, as autograd knows them. The residual stream x [N, d] is
+float32: N tokens of several sequences (`sequences.py`). Sums are in the order of a decode step's (`operations.py`)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -71,8 +68,7 @@ def inner(weights: FusedWeights, raw: Tensor, squares: Tensor) -> Tensor:
 def layer_pass(
     weights: FusedWeights, layer: Layer, x: Tensor, angles: Angles, attend: Callable
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """x after a layer, and what its backward pass and a cache want of it. attend: from q, k and v what `attention`
-    gives."""
+    """x after a layer, and what its backward pass and a cache want of it. attend: `attention` of q, k and v."""
     y, squares = normed(x, layer.attention_norm, weights.dtype)
     raw = linear(y, layer.qkv)
     q, k, v = heads(weights, layer, raw, squares, angles)
@@ -88,8 +84,7 @@ def layer_pass(
 
 class LayerFunction(torch.autograd.Function):
     """`layer_pass` with its gradients: of x, and in float32 of the model's own parameters, `Layer.sources` in order.
-    recompute: keep all but SwiGLU's two projections, which are most of it, and compute these again for the gradients,
-    with the same numbers."""
+    recompute: keep all but SwiGLU's two projections, which are most of it, and compute these again."""
 
     @staticmethod
     def forward(
@@ -135,8 +130,7 @@ def layer_backward(
 
 
 def parameter_gradients(fused: list[Tensor | None], sizes: list[int]) -> list[Tensor]:
-    """Of a layer's parameters, `Layer.sources` in order, which have so many rows: parts of a fused weight's gradient
-    are those of its parameters."""
+    """Of a layer's parameters, `Layer.sources` in order, which have so many rows: parts of the fused weights'."""
     parts, left = [], iter(sizes)
     for whole in fused:
         at = 0
@@ -187,8 +181,7 @@ def heads_backward(weights, layer, raw, squares, dq, dk, dv, sequences, angles) 
 
 
 def attention_backward(gradient, q, k, v, out, lse, sequences: Sequences) -> tuple[Tensor, ...]:
-    """Gradients of q [N, H, D], and for each sequence of k and v [S, sequences.length, K, D], from that of `out`; those
-    of a token that sequences share are in each of them."""
+    """Gradients of q [N, H, D], and for each sequence of k and v [S, sequences.length, K, D], from that of `out`."""
     (_, h, d), kv_heads, count, length = q.shape, k.shape[1], len(sequences), sequences.length
     dq, delta = torch.empty_like(q), torch.empty_like(lse)
     dk, dv = k.new_empty(2, count, length, kv_heads, d)
@@ -241,5 +234,4 @@ def trunk(
 
 
 def angles_at(weights: FusedWeights, positions: Tensor) -> Angles:
-    """Of tokens at these positions [N]."""
     return weights.cos[positions], weights.sin[positions]

@@ -17,8 +17,8 @@ WIDTH = 64  # of which the number of tokens and the longest sequence are multipl
 
 
 class ExactPass:
-    """What `rlcourse.logprobs` computes, of a model of `FusedWeights` that is float32, with the numbers of the fast
-    engine. recompute: save memory, see `LayerFunction`."""
+    """What `rlcourse.logprobs` computes, of a float32 model of `FusedWeights`, with the numbers of the fast engine.
+    recompute: save memory, see `LayerFunction`."""
 
     exact = True
 
@@ -51,12 +51,9 @@ class ExactPass:
 
 def pack(rollout: Rollout, captured: CapturedLayers | None = None) -> tuple[Tensor, Sequences, Tensor]:
     """The rollout's tokens without its padding, each prompt once: (ids [N], sequences, before [completion tokens]:
-    where among the N the token before each of them is).
-
-    Sequences are rows, those of one prompt together; behind them some of padding make N a multiple of `size_step`, none
-    longer than the others may be. captured: who captures each size by itself, so that there should be fewer of them:
-    for that, empty sequences make their number one of `few`.
-    """
+    where among the N the token before each of them is). Sequences are rows, those of one prompt together; behind them
+    some of padding make N a multiple of `size_step`. captured: who captures each size by itself, so that there should
+    be fewer of them: for that, empty sequences make their number one of `few`."""
     ids, device, host = rollout.ids, rollout.ids.device, rollout.ids.cpu().numpy()
     prompts, answers = rollout.prompt_lengths.cpu(), rollout.completion_lengths.cpu()
     groups: dict[bytes, list[int]] = {}
@@ -91,6 +88,6 @@ def few(count: int) -> int:
 
 
 def size_step(tokens: int) -> int:
-    """Of which N is a multiple: WIDTH, or of 4,096 tokens and more a 64th to a 32nd. So there are few sizes; for each
-    new one cuBLAS looks for its kernels anew, which takes the host longer than a small model takes the GPU."""
+    """Of which N is a multiple: WIDTH, or of 4,096 tokens and more a 64th to a 32nd. For each new size cuBLAS looks for
+    its kernels anew, which takes the host longer than a small model takes the GPU."""
     return max(WIDTH, 2 ** (tokens.bit_length() - 1) // 32)

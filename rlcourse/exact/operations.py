@@ -1,11 +1,9 @@
-"""What the decode step and the training pass both compute, each operation written once, in Triton.
-
-A sum of floats depends on its order. Here every order is fixed, whatever the tile, the number of warps and the rows
-beside: squares are added in a tree, neighbours first, over 32 columns and then over these groups; attention takes keys
-in tiles of 128 that stand at fixed positions, each by itself, and joins them in order; sums over a tile's weights are
-products with ones, since tensor cores add in the order of the depth. All kernels that call these are launched with
-`EXACT`: a multiplication and an addition are two roundings in each, not one in some of them.
-"""
+"""What the decode step and the training pass both compute, each operation written once, in Triton. A sum of floats
+depends on its order. Here every order is fixed, whatever the tile, the number of warps and the rows beside: squares are
+added in a tree, neighbours first, over 32 columns and then over these groups; attention takes keys in tiles of 128 that
+stand at fixed positions, and joins them in order; sums over a tile's weights are products with ones, since tensor cores
+add in the order of the depth. All kernels that call these are launched with `EXACT`: a multiplication and an addition
+are two roundings in each, not one in some of them."""
 
 import triton
 import triton.language as tl
@@ -68,8 +66,7 @@ def inverse_rms_of_row(squares, row, eps, d: tl.constexpr):
 
 @triton.jit
 def write_norm(x, weight, y, squares, row, o, d: tl.constexpr, B: tl.constexpr):
-    """What a norm leaves of a row x [B], zeros from d on: y = x * weight, and the sums of squares of its groups. Who
-    reads y multiplies with 1 / rms after the matrix product."""
+    """What a norm leaves of a row x [B], zeros from d on: y = x * weight, and the sums of squares of its groups."""
     m = o < d
     tl.store(y + row * d + o, (x * tl.load(weight + o, mask=m, other=0.0)).to(y.dtype.element_ty), mask=m)
     t = tl.arange(0, B // 32)
@@ -84,8 +81,7 @@ def scaled(product, scale, dtype: tl.constexpr):
 
 @triton.jit
 def head_norm(v1, v2, weight, cols, A: tl.constexpr, D: tl.constexpr, LEVELS: tl.constexpr, eps):
-    """RMSNorm over a head whose halves are v1 and v2 [A, D / 2]: Qwen3's norm of queries and keys. LEVELS:
-    log2(D / 2)."""
+    """RMSNorm over a head whose halves are v1 and v2 [A, D / 2]: Qwen3's of queries and keys. LEVELS: log2(D / 2)."""
     scale = tl.rsqrt(row_sum(v1 * v1 + v2 * v2, A, D // 2, LEVELS) / D + eps)[:, None]
     return v1 * scale * tl.load(weight + cols)[None, :], v2 * scale * tl.load(weight + D // 2 + cols)[None, :]
 

@@ -1,7 +1,5 @@
-"""The forward pass over whole sequences, in Triton: all but its matrix products, which are PyTorch's.
-
-N tokens of several sequences, one after the other. H query and K key-value heads of size D.
-"""
+"""The forward pass over whole sequences, in Triton: all but its matrix products, which are PyTorch's. N tokens of
+several sequences, one after the other; H query and K key-value heads of size D."""
 
 import triton
 import triton.language as tl

@@ -1,9 +1,6 @@
-"""Matrix products whose sums have one order: PyTorch's, by cuBLASLt, which may not split their depth.
-
-On Hopper the tensor cores then give the bits of one accumulator that runs from the first number to the last, whatever
-library, instruction or tile computes it, and for any number of rows but one (which is a product of another kind: only
-`linear` meets it, as prompts are padded and the training pass has a multiple of 64 tokens).
-"""
+"""Matrix products whose sums have one order: PyTorch's, by cuBLASLt, which may not split their depth. On Hopper the
+tensor cores then give the bits of one accumulator that runs from the first number to the last, whatever library,
+instruction or tile computes it, for any number of rows but one (a product of another kind, which `linear` avoids)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -88,7 +85,7 @@ def add_float32(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def add_to(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b in float32, with the bits of `add_float32`, which copies total first."""
+    """total += a @ b in float32, with the bits of `add_product`, which copies total first."""
     if not a.is_cuda or a.dtype == torch.float32:
         total += a.float() @ b.float()
     else:

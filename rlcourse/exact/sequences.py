@@ -1,8 +1,6 @@
-"""Which tokens are a sequence, where several stand one after the other, without padding, and may begin alike.
-
-Answers to one prompt begin with the same tokens. As attention is causal, a model does the same with these in each: they
-are computed once, in the first of the answers' sequences.
-"""
+"""Which tokens are a sequence, where several stand one after the other, without padding, and may begin alike, as
+answers to one prompt do. As attention is causal, these tokens are computed once, in the first of the answers'
+sequences."""
 
 from dataclasses import dataclass
 
@@ -12,13 +10,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sequences:
-    """Where the tokens of S sequences stand among the N that are computed.
-
-    table [S, 4] int32, of each sequence: its length; how many of its first tokens it shares; where the sequence that
-    computes these begins; and where its own begin. So token p is at `source + p` if p < shared, else at
-    `own + p - shared`. length: tokens of the longest, or more. places [N] int64: where each token stands where all S
-    sequences are padded to `length`. copies [N] int32: how many of the sequences behind share it.
-    """
+    """Where the tokens of S sequences stand among the N that are computed. table [S, 4] int32, of each sequence: its
+    length; how many of its first tokens it shares; where the sequence that computes these begins; and where its own
+    begin. So token p is at `source + p` if p < shared, else at `own + p - shared`. length: tokens of the longest, or
+    more. places [N] int64: where each token stands where all S sequences are padded to `length`. copies [N] int32: how
+    many of the sequences behind share it."""
 
     table: Tensor
     length: int
@@ -28,8 +24,8 @@ class Sequences:
     @classmethod
     def of(cls, lengths: Tensor, shared: Tensor, length: int, device: torch.device) -> "Sequences":
         """On `device`, of these lengths [S], none over `length`. shared [S]: the first tokens that each has in common
-        with the last one before it that shares none; all that follow the same one share equally many. Both are on a
-        CPU."""
+        with the last one before it that shares none, equally many for all that follow the same one. Both are on a CPU.
+        """
         own = lengths - shared
         starts = own.cumsum(0) - own
         leaders = torch.arange(len(own)).masked_fill(shared > 0, 0).cummax(0)[0]

@@ -1,5 +1,4 @@
-"""The weights of a Qwen2, Qwen3 or Llama model as engine and training pass read them: fused, in the arithmetic's
-dtype."""
+"""The weights of a Qwen2, Qwen3 or Llama model as engine and training pass read them: fused, in one dtype."""
 
 import importlib.util
 import weakref
@@ -34,8 +33,7 @@ register_optimizer_step_post_hook(count_step)
 
 @dataclass
 class Layer:
-    """Weights of one layer; each matrix is [out, in]. Qwen2 has a bias, Qwen3 norms of each query and key,
-    Llama neither."""
+    """Weights of one layer; each matrix is [out, in]. Qwen2 has a bias, Qwen3 norms of heads, Llama neither."""
 
     attention_norm: Tensor
     qkv: Tensor
@@ -67,11 +65,8 @@ class Layer:
 
 class FusedWeights:
     """Copies of a model's weights: the query, key and value projections are one matrix, so are gate and up. Matrices in
-    `dtype`, norms in float32. They are those of the last `sync`; syncs: how many there have been, so that what was
-    computed from the weights can tell whether it is out of date. cos, sin: RoPE's table [positions, D / 2] float32.
-
-    Raises ValueError for what `unknown_part` finds.
-    """
+    `dtype`, norms in float32. They are those of the last `sync`; syncs: how many there have been. cos, sin: RoPE's
+    table [positions, D / 2] float32. Raises ValueError for what `unknown_part` finds."""
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype):
         config, unknown = model.config, unknown_part(model)
@@ -116,16 +111,14 @@ class FusedWeights:
 
     @torch.no_grad()
     def sync(self, model: PreTrainedModel) -> None:
-        """Take over the model's weights as they are now, those of an adapter merged, in place: a captured graph goes on
-        reading the same memory."""
+        """Take over the model's weights as they are now, an adapter merged, in place, where captured graphs read."""
         sources = self._sources(model)
         self._captured("sync", model, sources, partial(copy_merged, self.targets, sources, model))
         self.syncs += 1
         self.version = self._version()
 
     def follow(self, model: PreTrainedModel) -> None:
-        """`sync` if PyTorch has counted a change of a weight since the last one. It does not count what is written to a
-        weight's `.data`."""
+        """`sync` if PyTorch has counted a change of a weight since; it counts none of a weight's `.data`."""
         if self._version() != self.version:
             self.sync(model)
 
@@ -194,8 +187,7 @@ def fits(weights: FusedWeights) -> bool:
 
 
 def has_kernels(weights: FusedWeights) -> bool:
-    """Whether our Triton kernels can do this model's decode step: an NVIDIA GPU since Ampere, 16-bit weights, sizes
-    that fit."""
+    """Whether our Triton kernels can do this model's decode step: a GPU since Ampere, 16 bits, sizes that fit."""
     held = weights.embedding
     if not held.is_cuda or importlib.util.find_spec("triton") is None or torch.version.hip:
         return False

@@ -1,9 +1,5 @@
-"""Rollout engines: who generates. All take the same prompts and give the same `Rollout`.
-
-`gpu_engine.py` and `torch_engine.py` are the engine "fast": our own decode step, by hand-written kernels on a GPU where
-they apply, else in PyTorch. `hf.py` calls transformers' `generate`. For models that our step does not know, `vllm.py`
-asks vLLM and `vllm_server.py` a server of it.
-"""
+"""Rollout engines: who generates. All take the same prompts and give the same `Rollout`. `gpu_engine.py` and
+`torch_engine.py` are the engine fast, `hf.py` is transformers' `generate`, `vllm.py` and `vllm_server.py` are vLLM."""
 
 import sys
 from typing import Protocol
@@ -23,9 +19,7 @@ __all__ = ["Rollout", "RolloutEngine", "make_engine"]
 
 class RolloutEngine(Protocol):
     """What the trainer needs of an engine. Randomness comes from torch's global generators (`torch.manual_seed`).
-
-    exact: its log-probs are those of the exact training pass (`rlcourse.exact`), to the last bit.
-    """
+    exact: its log-probs are those of the exact training pass (`rlcourse.exact`), to the last bit."""
 
     exact: bool
 
@@ -49,16 +43,13 @@ def make_engine(
     cache_gb: float = 0.0,
     sleeps: bool = False,
 ) -> RolloutEngine:
-    """The engine called `engine` over the policy's weights, sampling in `dtype`.
-
-    hf-dynamic and hf-static: `generate` with one of its caches. fast: our own step, in kernels or in PyTorch; `compile`
-    compiles what is in PyTorch. longest: tokens of a prompt and its completion at most, if known: hf-static's cache is
-    then made for all. cache_gb: GB of the cache of fast's kernels, or of vllm; 0: room for each completion at its full
-    length, or vllm's default. sleeps: `sleep` will be called, for which vLLM has to be prepared.
-    vllm@http://HOST:PORT: a vLLM server samples instead of this process. hf-dynamic samples from a model that fast does
-    not know, with a warning on stderr. Raises ValueError for an unknown name, or what an engine cannot do: a paged
-    cache, a machine without GPU.
-    """
+    """The engine called `engine` over the policy's weights, sampling in `dtype`. hf-dynamic and hf-static: `generate`
+    with one of its caches. fast: our own step, in kernels or in PyTorch; `compile` compiles what is in PyTorch.
+    longest: tokens of a prompt and its completion at most, if known: hf-static's cache is then made for all. cache_gb:
+    GB of the cache of fast's kernels, or of vllm; 0: room for each completion at its full length, or vllm's default.
+    sleeps: `sleep` will be called, for which vLLM has to be prepared. vllm@http://HOST:PORT: a vLLM server samples
+    instead of this process. hf-dynamic samples from a model that fast does not know, with a warning on stderr. Raises
+    ValueError for an unknown name, or what an engine cannot do: a paged cache, a machine without GPU."""
     # An engine is imported when it is asked for: a laptop needs none of what the others import.
     engine, server = model_and_address(engine)
     if engine == "vllm" and server:

@@ -1,13 +1,9 @@
 """The memory of a paged cache as bookkeeping: which block of tokens is whose, and which one is found again. No tensors.
-
 The cache is [layers, 2, num_blocks, K, BLOCK_TOKENS, D]. A table is a list of blocks: its j-th holds keys and values of
-the BLOCK_TOKENS tokens from BLOCK_TOKENS * j on, which are a tile of attention. Completions of one prompt have its full
-blocks in all their tables.
-
-Full blocks of prompts stay findable by their tokens after the last table has let go of them (a prefix cache), until
-their room is needed, the longest unused first, or the weights change. Block 0 is the null block: what has no block is
-0 in a table, so that a slot without work may write there.
-"""
+the tokens from BLOCK_TOKENS * j on, a tile of attention. Full blocks of prompts, which all completions of the prompt
+share, stay findable by their tokens after the last table has let go of them (a prefix cache), until their room is
+needed, the longest unused first, or the weights change. Block 0, the null block, is nobody's: slots without work write
+there."""
 
 from itertools import count
 
@@ -18,15 +14,12 @@ NULL_BLOCK = 0
 
 
 def blocks_in(budget_gb: float, layers: int, kv_heads: int, head_dim: int, number_bytes: int) -> int:
-    """How many blocks, block 0 among them, a cache of so many GB (10^9 bytes) has. number_bytes: of a key's number."""
+    """How many blocks, block 0 among them, a cache of so many GB (10^9 bytes) has; number_bytes: of one number."""
     return int(budget_gb * 1e9) // (layers * 2 * kv_heads * BLOCK_TOKENS * head_dim * number_bytes)
 
 
 class BlockManager:
-    """Counts for each of `num_blocks` blocks how many tables hold it, and finds those of known prefixes.
-
-    A new one is empty: an engine that sleeps, and gives the cache's memory back, makes another when it wakes.
-    """
+    """Counts for each of `num_blocks` blocks how many tables hold it, and finds those of known prefixes."""
 
     def __init__(self, num_blocks: int, block_tokens: int = BLOCK_TOKENS):
         self.num_blocks, self.block_tokens = num_blocks, block_tokens

@@ -1,9 +1,7 @@
 """The products of a decode step by the kernels in CuTe DSL, where those are faster than Triton's: with the same bits.
-
 They are for Hopper, whose tensor cores give the bits of one accumulator to any kernel (`rlcourse.exact.products`). What
-follows a product is another matter: compilers may round it differently. So each kernel is compared with the one it
-stands for, on what it first meets, and is not used if a bit differs.
-"""
+follows a product compilers may round differently: so each kernel is compared with Triton's when it is first met, and is
+not used if a bit differs."""
 
 import warnings
 from collections.abc import Callable
@@ -19,15 +17,13 @@ from rlcourse.exact.weights import FusedWeights
 from rlcourse.kernels import KernelError
 from rlcourse.kernels.add_product import AddProduct
 from rlcourse.kernels.gate_up import GateUp
-from rlcourse.kernels.product import Product
-from rlcourse.kernels.products import DEPTH
+from rlcourse.kernels.products import DEPTH, Product
 from rlcourse.kernels.qkv import QKV
 from rlcourse.kernels.toolchain import launch
 
 
 class CuteTile(NamedTuple):
-    """How a product is cut: columns and rows of a block, and tiles of its depth in shared memory. rows_first: as of
-    `GateUp`."""
+    """Columns and rows of a block, and tiles of its depth in shared memory. rows_first: as of `GateUp`."""
 
     columns: int
     rows: int
@@ -104,7 +100,6 @@ class CuteProducts:
         self.kernel = cache(self._kernel)
 
     def _kernel(self, name: str, size: int) -> AddProduct | GateUp | Product | QKV | None:
-        """None where Triton's is the one to take."""
         w, layer = self.weights, self.weights.layers[0]
         hidden, inner = layer.down.shape
         tile = cute_tiles(size, hidden, layer.q_norm is not None).get(name)

@@ -1,10 +1,7 @@
-"""The forward pass of Qwen2, Qwen3 and Llama over fused copies of the weights and a static cache, in PyTorch.
-
-The arithmetic is that of transformers with three changes: the query, key and value projections are one matrix,
-so are gate and up; the query heads that share a key-value head are folded into one batched matrix product, so the cache
-is never repeated; the residual stream is float32. Shapes: R rows, H query heads, K key-value heads, D head size, S
-tokens that a row's cache has room for.
-"""
+"""The forward pass of Qwen2, Qwen3 and Llama over fused copies of the weights and a static cache, in PyTorch. As in
+transformers, but: queries, keys and values are one product, as are gate and up; the query heads that share a key-value
+head are folded into one batched product, so the cache is never repeated; the residual stream is float32. R rows, H
+query and K key-value heads of size D, S tokens that a row's cache has room for."""
 
 from collections.abc import Callable
 
@@ -19,12 +16,9 @@ Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class Decoder:
-    """The two passes over a model's fused weights in PyTorch: `prefill` and `decode`.
-
-    attention: what `decode` has in place of its own: of q [R, H, D], keys and values [R, K, S, D] and positions [R] it
-    returns [R, H, D], where the query of row r attends to keys 0 to positions[r]; that is
-    `rlcourse.kernels.decode_ops.decode_attention`, for one. Raises ValueError for what `FusedWeights` does not know.
-    """
+    """The two passes over a model's fused weights: `prefill` and `decode`. attention: what `decode` has in place of its
+    own: of q [R, H, D], keys and values [R, K, S, D] and positions [R] it returns [R, H, D], where the query of row r
+    attends to keys 0 to positions[r]. Raises ValueError for what `FusedWeights` does not know."""
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, compile: bool, attention: Attention | None = None):
         self.model, self.dtype, self.attention = model, dtype, attention
@@ -50,11 +44,8 @@ class Decoder:
         return torch.zeros(shape, dtype=self.dtype, device=self.embedding.device)
 
     def prefill(self, ids: Tensor, lengths: Tensor, cache: Tensor) -> Tensor:
-        """Logits [prompts, vocabulary] after the last token of each prompt; keys and values go to the front of `cache`.
-
-        ids [prompts, P] padded on the right, where causal attention does not see it; lengths [prompts]; cache [layers,
-        2, prompts, K, P or more, D]. What the cache has for padding is junk that nobody reads.
-        """
+        """Logits [prompts, vocabulary] after the last token of each prompt, ids [prompts, P] padded on the right; keys
+        and values go to the front of `cache` [layers, 2, prompts, K, P or more, D]. lengths [prompts]."""
         prompts, width = ids.shape
         x = self.embedding[ids].float()
         rope = self.rope(torch.arange(width, device=ids.device)[None])
@@ -67,10 +58,8 @@ class Decoder:
 
     def decode(self, tokens: Tensor, positions: Tensor, cache: Tensor, length: int) -> Tensor:
         """Logits [R, vocabulary] after one more token of each row, which has `positions` tokens in its own cache.
-
-        tokens, positions [R] int64; cache [layers, 2, R, K, S, D], filled from the front. The new keys and values go to
-        place `positions`. length: so many tokens of the cache are read; the logits of a row with more mean nothing.
-        """
+        tokens, positions [R] int64; cache [layers, 2, R, K, S, D], filled from the front; the new keys and values go to
+        place `positions`. length: so many tokens of the cache are read; the logits of a row with more mean nothing."""
         rows, room = cache.shape[2], cache.shape[4]
         heads = torch.arange(rows * self.kv_heads, device=tokens.device).view(rows, -1)
         places = (heads * room + positions[:, None]).flatten()  # of each row and head in a layer's keys, one a token
@@ -97,7 +86,7 @@ class Decoder:
         return self._add(x, mixed, layer)
 
     def _attend(self, q, keys, values, bias) -> Tensor:
-        """Attention of one query token a row, the query heads of a key-value head in one product: [R, H, 1, D]."""
+        """[R, H, 1, D] of one query token a row, the query heads of a key-value head in one product."""
         rows, length = q.shape[0], bias.shape[-1]
         folded = q.reshape(rows, self.kv_heads, -1, self.head_dim) * self.head_dim**-0.5
         scores = torch.matmul(folded, keys[:, :, :length].transpose(2, 3)).float() + bias
@@ -105,7 +94,6 @@ class Decoder:
         return mixed.view(rows, self.heads, 1, self.head_dim)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Final norm and head: x [R, d] → [R, vocabulary]."""
         return F.linear(self._norm(x, self.norm), self.head)
 
     def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,14 +1,9 @@
-"""The fast engine on a GPU: our own decode step by hand-written kernels, a paged cache and continuous batching.
-
-What makes it faster than `generate`: each distinct prompt is prefilled once for its whole group; weights are fused;
-tokens are sampled, and their log-probs kept, on the device; a completion that has ended makes room for one that waits,
-within the step. Steps are CUDA graphs, and the host looks who has ended only every few steps.
-
-The engine owns the cache. `blocks.py` tracks which completion has which block, `scheduler.py` decides what is decoded
-when, and this module carries out its plans. Whether a completion is done, the kernel that samples its token decides
-(`triton_sample.py`; with top-k or top-p `Slots.record`). A block is a tile of attention, and without top-k and top-p a
-token's random number depends only on its completion and place, so answers do not depend on the memory.
-"""
+"""The fast engine on a GPU: our own decode step by hand-written kernels, a paged cache and continuous batching. A
+prompt is prefilled once for its whole group; tokens are sampled, and their log-probs kept, on the device; a completion
+that has ended makes room for one that waits, within the step. Steps are CUDA graphs, and the host looks who has ended
+only every few steps: `scheduler.py` decides what is decoded when, in which blocks of `blocks.py`, and this module
+carries out its plans. Without top-k and top-p a token's random number depends only on its completion and place, so
+answers do not depend on the memory."""
 
 from functools import partial
 
@@ -37,15 +32,11 @@ CAPTURED_PREFILL = 4096  # tokens of a pass up to which it is captured: of more,
 
 
 class GPUEngine:
-    """Rollouts of a Qwen2, Qwen3 or Llama policy. `generate` takes over its weights first, so no stale weight is ever
-    sampled from. It is for models and GPUs that pass `has_kernels`.
-
-    cache_gb: GB (10^9 bytes) of the cache; 0: as many as all completions that are decoded at once need at their full
-    length, so that none is sent back. max_slots: completions decoded at once at most; None: MAX_SLOTS, or MOST_SLOTS
-    within a budget. cute: products are in CuTe DSL where it is installed and they are faster, with the same bits.
-    exact: the log-probs are those of the training pass (`rlcourse.exact`), to the last bit, as they are on Hopper.
-    Full blocks of prompts are found again by later rollouts with the same weights.
-    """
+    """Rollouts of a Qwen2, Qwen3 or Llama policy with its weights as they are, for models and GPUs that pass
+    `has_kernels`. Full blocks of prompts are found again by later rollouts with the same weights. cache_gb: GB (10^9
+    bytes) of the cache; 0: so much that nobody is ever sent back. max_slots: completions decoded at once at most; None:
+    MAX_SLOTS, or MOST_SLOTS within a budget. cute: products are in CuTe DSL where that is faster. exact: the log-probs
+    are those of the training pass (`rlcourse.exact`), to the last bit, as they are on Hopper."""
 
     def __init__(
         self,
@@ -67,7 +58,7 @@ class GPUEngine:
         self.sleep()
 
     def sleep(self) -> None:
-        """Give back the memory of cache, buffers and graphs. The next rollout makes them anew."""
+        """Give back the memory of cache, buffers and graphs; the next rollout makes them anew."""
         self.room: Room | None = None
         self.slots: Slots | None = None
         self.step: TritonStep | None = None

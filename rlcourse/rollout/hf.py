@@ -1,8 +1,5 @@
-"""The engine that everybody starts from: transformers' `generate`, with a dynamic or a static cache.
-
-Temperature, top-k and top-p are applied by our own logits processor, not by `generate`'s, so that sampling and training
-share one definition; the same processor keeps the log-prob of each sampled token.
-"""
+"""The engine that everybody starts from: transformers' `generate`, with a dynamic or a static cache. A logits processor
+of ours makes the sampling distribution, so that sampling and training share one definition, and keeps log-probs."""
 
 import torch
 from torch import Tensor
@@ -32,11 +29,8 @@ def left_pad(prompts: list[list[int]], pad_id: int, device: torch.device) -> tup
 
 
 class KeepLogprobs(LogitsProcessor):
-    """Turn logits into the sampling distribution, and keep the log-prob of the token sampled from it.
-
-    `generate` samples after the processor has returned, so the token of step t is seen at step t + 1 as the last input,
-    and the last one by `finish`.
-    """
+    """Turn logits into the sampling distribution, and keep the log-prob of the token sampled from it: that of step t is
+    seen at step t + 1 as the last input, the last one by `finish`."""
 
     def __init__(self, sampling: Sampling):
         self.sampling = sampling
@@ -54,16 +48,11 @@ class KeepLogprobs(LogitsProcessor):
 
 
 class HFEngine:
-    """Rollouts by `generate`.
-
-    cache: "dynamic", "static", or "none", which computes the whole sequence anew for each token. With a static cache on
-    a GPU, transformers compiles the decode step by itself, unless `compile` is False; a CompileConfig says how. That
-    cache is kept from one call to the next: with a new one the compiled step would be captured anew at each call.
-    attention: "sdpa", or with a static cache a name that the caller has registered in transformers'
-    `AttentionInterface`. longest: tokens of prompt and completion that a static cache has room for from the start, so
-    that no longer prompt has the step compiled again. Raises ValueError for an unknown attention, or one that has no
-    static cache.
-    """
+    """Rollouts by `generate`. cache: "dynamic", "static", or "none", which computes the whole sequence anew for each
+    token. With a static cache, which is kept from call to call, transformers compiles the decode step on a GPU if
+    `compile`. attention: "sdpa", or with a static cache a name registered in transformers' `AttentionInterface`.
+    longest: tokens of prompt and completion that a static cache has room for from the start. Raises ValueError for an
+    unknown attention, or one that has no static cache."""
 
     exact = False
 
@@ -125,7 +114,7 @@ class HFEngine:
         return make_rollout(self.policy, prompts, completion_ids, lengths, torch.cat(keep.logprobs, dim=1))
 
     def sleep(self) -> None:
-        """Give back the memory of a static cache. The next rollout makes it anew."""
+        """Give back the memory of a static cache; the next rollout makes it anew."""
         self.kept = None
 
     def _static_cache(self, rows: int, tokens: int) -> StaticCache:

@@ -1,8 +1,5 @@
-"""Prefill into a paged cache: pieces of sequences, their tokens before them being in the cache already.
-
-The numbers are those of a pass over the whole sequence (`rlcourse.exact`): a token's keys, values and residual stream
-depend on those before it alone, and all sums are in the same order.
-"""
+"""Prefill into a paged cache: pieces of sequences, whose tokens before them are in the cache already. The numbers are
+those of a pass over the whole sequence (`rlcourse.exact`), as all sums are in the same order."""
 
 import torch
 import triton
@@ -19,8 +16,8 @@ from rlcourse.rollout.triton_attention import prefill_attention_kernel
 
 
 def passes(pieces: list[Piece], most_tokens: int, most_pieces: int) -> list[list[Piece]]:
-    """The pieces in order of length, those together that have no more than so many tokens with all as long as the
-    longest. Those that begin earlier come first: what a piece reads was written by pieces that begin before it."""
+    """The pieces in order of their beginning and length, as a piece may read what one that begins before it writes;
+    those together that, padded to the longest, have no more than so many tokens."""
     found: list[list[Piece]] = []
     longest = 0
     for piece in sorted(pieces, key=lambda piece: (piece.begin, piece.end)):
@@ -59,8 +56,7 @@ def prefill_pieces(weights: FusedWeights, slots: Slots, cache: Tensor, pieces: T
 
 
 def attention(q: Tensor, cache: Tensor, table: Tensor, pieces: Tensor, length: int) -> Tensor:
-    """Attention of queries q [pieces * length, H, D] to the keys up to their own in a layer's cache [2, blocks, K,
-    BLOCK_TOKENS, D]: as many."""
+    """As many as q [pieces * length, H, D]: of keys up to their own in a cache [2, blocks, K, BLOCK_TOKENS, D]."""
     out, (_, heads, size) = torch.empty_like(q), q.shape
     prefill_attention_kernel[(triton.cdiv(length, QUERIES), heads, len(pieces))](
         q, cache, table, pieces, out, table.shape[1], length, LOG2_E * size**-0.5, heads, cache.shape[2], size,

@@ -1,13 +1,9 @@
 """Continuous batching over a paged cache as bookkeeping: who is decoded when, in which blocks. No tensors here.
-
-Completions start in their order (those of a prompt follow each other), so one number says who may run: those below
-`limit` have blocks and run, wait for a free slot, or have ended; from `limit` on they wait. The device gives free slots
-to completions below the limit by itself, and the host need not know slots. A prompt is prefilled as its first
-completion; the others have its full blocks in their tables and a copy of the one that is partly filled.
-
-When blocks run out the limit goes down: the youngest returns its blocks, keeps its tokens, and is later prefilled again
-from prompt and tokens. The oldest is never sent back, so every rollout ends.
-"""
+Completions are admitted in their order (those of a prompt follow each other), so one number says who may run: those
+below `admitted` have blocks and run, wait for a slot, or have ended. The device gives them free slots by itself, and
+the host need not know slots. A prompt is prefilled as its first completion; the others share its full blocks and have a
+copy of the one that is partly filled. When blocks run out fewer are admitted: the youngest returns its blocks, keeps
+its tokens, and is prefilled again later. The oldest is never sent back, so every rollout ends."""
 
 from dataclasses import dataclass
 from itertools import islice
@@ -22,10 +18,7 @@ PREFILL_TOKENS = 16384  # prompts are prefilled so many tokens at a time; decodi
 @dataclass(frozen=True)
 class Piece:
     """Tokens `begin` to `end` - 1 of a completion (its prompt, then what it has sampled), to prefill into its blocks.
-
-    A piece may read what one that begins before it writes. first_tokens: it is a prompt's last one, after which the
-    first token of each completion of the prompt is sampled.
-    """
+    first_tokens: it is a prompt's last one, after which the first token of each completion of the prompt is sampled."""
 
     completion: int
     begin: int
@@ -35,15 +28,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the device does before the host looks again, in this order.
-
-    limit: completions from here on leave their slots, and none of them gets one.
-    rows: new rows of the block table, by completion.
-    pieces: what is prefilled; then copies: (source, target), blocks that are copied in all layers.
-    compact: slots that are not done move to the front, in their order.
-    steps: so many decode steps of the first `size` slots. Before the first and after each, slots that are done take
-    the next completions below the limit, both in their order.
-    """
+    """What the device does before the host looks again, in this order. admitted: completions from here on leave their
+    slots, and none of them gets one. rows: new rows of the block table, by completion. pieces: what is prefilled; then
+    copies: (source, target), blocks that are copied in all layers. compact: slots that are not done move to the front,
+    in their order. steps: so many decode steps of the first `size` slots. Before the first and after each, slots that
+    are done take the next completions that are admitted, both in their order."""
 
     limit: int
     rows: dict[int, list[int]]
@@ -57,12 +46,12 @@ class Plan:
 class Scheduler:
     """Plans the decoding of `num_generations` completions of each prompt in `num_slots` slots and the manager's blocks.
 
-        while plan := scheduler.next_plan():
+        while plan := scheduler.schedule():
             ...
             scheduler.report(lengths, ended)
 
     overlap: steps of a plan that the device runs after the snapshot that is reported, while the host plans.
-    prefill_tokens: the most that a plan prefills. If a rollout breaks off, its blocks stay held: begin again with a new
+    prefill_tokens: the most that a plan prefills. If a rollout breaks off, its blocks stay held: take a new
     BlockManager. Raises ValueError when a completion of full length does not fit.
     """
 
@@ -133,8 +122,7 @@ class Scheduler:
         return plan
 
     def report(self, lengths: list[int], ended: list[bool]) -> None:
-        """Tokens that each completion has sampled, and whether it has ended, before the plan's last `overlap` steps
-        (of fewer: before all)."""
+        """Tokens that each completion has sampled, and whether it has ended, before the plan's last `overlap` steps."""
         self.lengths, self.ended = list(lengths), list(ended)
 
     def _prompt(self, completion: int) -> list[int]:

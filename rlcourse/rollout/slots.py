@@ -1,7 +1,5 @@
-"""What the GPU engine's kernels read and write: slots, prompts, and the tokens that have been sampled.
-
-Every tensor is made once and written in place, so that a captured step finds it where it was.
-"""
+"""What the GPU engine's kernels read and write: slots, prompts, and the tokens that have been sampled. Every tensor is
+made once and written in place, so that a captured step finds it where it was."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -16,8 +14,7 @@ OF_A_SLOT = ("completion", "token", "position", "num_tokens", "done")
 
 @dataclass(frozen=True)
 class Room:
-    """What `Slots` have room for: `slots`, and `prompts` of `prompt_tokens`, together `completions` of `new_tokens`
-    each. tokens: of a prompt and its completion."""
+    """What `Slots` have room for; tokens: of a prompt and its completion, new_tokens: of a completion."""
 
     slots: int
     tokens: int
@@ -27,23 +24,19 @@ class Room:
     new_tokens: int
 
     def joined(self, other: "Room") -> "Room":
-        """Room for either."""
         return Room(*(max(getattr(self, f.name), getattr(other, f.name)) for f in fields(Room)))
 
 
 @dataclass
 class Slots:
-    """R slots, or the first of them (`first`), and prompts and outputs of all completions. int64 unless said otherwise.
-
-    Of each slot [R]: completion, the number of the one decoded in it; token, its last one; position, tokens that it has
-    in the cache, which is where the next one goes; num_tokens of the completion so far; done bool.
-    For all [1]: max_new_tokens; next_completion, the first that has not started; num_completions, those that may start;
-    num_generations, how many share a prompt.
-    Of each prompt: prompt_ids [prompts, P], prompt_lengths [prompts].
-    Of each completion: tokens [completions + 1, T + 1], logprobs as many float32, lengths [completions + 1], and ended
-    bool; block_table [completions + 1, W] int32, the blocks of the cache that it has (`blocks.py`). Column T takes what
-    slots write that are done; the last row is nobody's, for slots without a completion.
-    """
+    """R slots, and prompts and outputs of all completions. int64 unless said otherwise. Of each slot [R]: completion,
+    the number of the one decoded in it; token, its last one; position, tokens that it has in the cache, which is where
+    the next one goes; num_tokens of the completion so far; done bool. For all [1]: max_new_tokens; next_completion, the
+    first that has not started; num_completions, those that may start; num_generations, how many share a prompt. Of each
+    prompt: prompt_ids [prompts, P], prompt_lengths [prompts]. Of each completion: tokens [completions + 1, T + 1],
+    logprobs as many float32, lengths [completions + 1], and ended bool; block_table [completions + 1, W] int32, its
+    blocks of the cache. Column T takes what slots write that are done; the last row is nobody's, for slots without a
+    completion."""
 
     completion: Tensor
     token: Tensor
@@ -91,7 +84,6 @@ class Slots:
 
     @property
     def no_completion(self) -> int:
-        """The completion of a slot that has none."""
         return len(self.lengths) - 1
 
     def first(self, size: int) -> "Slots":

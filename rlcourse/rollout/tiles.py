@@ -11,11 +11,9 @@ from rlcourse.exact import KEYS
 @dataclass(frozen=True)
 class MatmulTile:
     """How a matrix product is cut: rows, columns and depth of a tile, warps, pipeline stages, and of a product that
-    comes in shares (`rlcourse.exact.products`) how many a program has, one or two. None of it changes a bit.
-
-    The weights of the first `preloaded` tiles are loaded before the input is there, where a thread can hold them. more:
-    columns beside those of the tile, so that they need not be a power of two (gate and up alone).
-    """
+    comes in shares (`rlcourse.exact.products`) how many a program has. None of it changes a bit. preloaded: tiles of
+    weights that are loaded before the input is there, where a thread can hold them. more: columns beside those of the
+    tile, so that they need not be a power of two (gate and up alone)."""
 
     rows: int
     columns: int
@@ -39,7 +37,7 @@ class TileConfig:
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """How attention is cut: programs that share a row's cache for a key-value head, and pipeline stages."""
+    """Programs that share a row's cache for a key-value head, and pipeline stages."""
 
     splits: int
     stages: int
@@ -115,8 +113,7 @@ def tiles_for(
 
 
 def _shared_out(tile: MatmulTile, inner: int, programs: int) -> MatmulTile:
-    """The tile with so many columns, a power of two and a smaller one, that the programs are about so many; of a large
-    model they are more."""
+    """The tile with so many columns, a power of two and a smaller one, that the programs are about so many."""
     columns = max(16, -(-inner // max(1, programs)))
     if columns > MOST_COLUMNS:
         return replace(tile, columns=128)
@@ -126,9 +123,8 @@ def _shared_out(tile: MatmulTile, inner: int, programs: int) -> MatmulTile:
 
 
 def attention_tile(rows: int, kv_heads: int, head_dim: int, shared: int) -> AttentionTile:
-    """The attention of so many rows, on a GPU whose blocks can have `shared` bytes of shared memory. Measured on an
-    H200 at the shapes of four models: a processor that has one program waits for memory, unless the program asks for
-    several tiles ahead; one that has many programs needs the room for them."""
+    """The attention of so many rows, measured on an H200 at the shapes of four models: a processor with one program
+    waits for memory, unless the program asks for several tiles ahead; one with many needs the room for them."""
     if rows * kv_heads <= 64:  # programs: less than half the GPU's processors would have one
         return AttentionTile(splits=4, stages=1)
     stages = 2 if head_dim > 64 else 4 if rows <= 96 else 1
@@ -136,7 +132,6 @@ def attention_tile(rows: int, kv_heads: int, head_dim: int, shared: int) -> Atte
 
 
 def _fit(tile: MatmulTile, weights: int, shared: float) -> MatmulTile:
-    """The tile with as many stages, and as deep, as there is room for."""
 
     def stage_bytes(t: MatmulTile) -> int:
         return 2 * t.depth * (t.rows + weights * (t.columns + t.more))

@@ -1,10 +1,7 @@
 """The fast engine in PyTorch: for CPUs, and for GPUs, dtypes and sizes that the kernels of `gpu_engine.py` cannot do.
-
-Each distinct prompt is prefilled once for its whole group. All completions begin together, each in a row of the
-engine's static cache, and those that have ended leave the batch. On a CPU the host looks who has ended at each step,
-and only the part of the cache that is in use is read. On a GPU a step is a CUDA graph, and the host looks every few
-steps. The reader's own attention plugs in as `attention`.
-"""
+Each distinct prompt is prefilled once for its whole group. Each completion has a row of the engine's static cache, and
+those that have ended leave the batch. On a CPU the host looks who has ended at each step, and only the part of the
+cache that is in use is read. On a GPU a step is a CUDA graph, and the host looks every few steps."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,12 +29,8 @@ def drop_ended(size: int, live: int) -> int:
 
 
 class TorchEngine:
-    """Rollouts of a Qwen2, Qwen3 or Llama policy. `generate` takes over its weights first, so no stale weight is ever
-    sampled from.
-
-    compile: layers and sampling are compiled. attention: see `Decoder`. Raises ValueError for a model that
-    `FusedWeights` does not know.
-    """
+    """Rollouts of a Qwen2, Qwen3 or Llama policy with its weights as they are. compile: layers and sampling are
+    compiled. attention: see `Decoder`. Raises ValueError for a model that `FusedWeights` does not know."""
 
     exact = False
 
@@ -57,7 +50,7 @@ class TorchEngine:
         self.sleep()
 
     def sleep(self) -> None:
-        """Give back the memory of cache, buffers and graphs. The next rollout makes them anew."""
+        """Give back the memory of cache, buffers and graphs; the next rollout makes them anew."""
         self.room = 0, 0, 0  # rows, tokens of each, and sampled ones
         self.cache: Tensor | None = None
         self.graphs = CudaGraphs()
@@ -148,8 +141,7 @@ class TorchEngine:
                 number += 1
 
     def _step(self, size: int, length: int, sample: Callable) -> None:
-        """The next token of the first `size` rows. length: as many tokens as any of them has, or more. A row that is
-        done computes one too, which nobody reads."""
+        """The next token of the first `size` rows, of `length` tokens at most; unread for rows that are done."""
         cache = self.cache[:, :, :size]
         self._record(size, *sample(self.decoder.decode(self.token[:size], self.position[:size], cache, length)))
 

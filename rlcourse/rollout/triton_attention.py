@@ -105,9 +105,8 @@ def prefill_attention_kernel(
     q, cache, table, pieces, out, W, L, scale, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
     stride_kv, stride_block, stride_head, BM: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """BM queries of a head and piece: out [pieces * L, H, D]. They see the keys before their own, and it, in tiles that
-    stand where those of a decode step do. pieces [pieces, 4]: completion, prompt, first token, end; table [completions,
-    W]: the blocks of each completion."""
+    """BM queries of a head and piece, which see the keys up to their own in the tiles of a decode step: out [pieces *
+    L, H, D]. pieces [pieces, 4]: completion, prompt, first token, end; table [completions, W]: their blocks."""
     block, head, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     owner, begin = tl.load(pieces + 4 * piece), tl.load(pieces + 4 * piece + 2).to(tl.int32)
     end = tl.load(pieces + 4 * piece + 3).to(tl.int32)

@@ -1,14 +1,14 @@
 """The kernels of a decode step in Triton: all but attention and sampling. `rlcourse.rollout.triton_step` launches them.
 
-R rows of d features, H query and K key-value heads of size D. The residual stream x [R, d] is float32. A norm is split
-in two: whoever writes x also writes y = x * weight in the weights' dtype and the sums of squares of each 32 columns,
-`squares` [R, d / 32]; whoever reads y multiplies its result by 1 / rms, which a matrix product allows. So no norm costs
-a kernel. The order of every sum is that of the training pass (`rlcourse/exact/operations.py`).
+R rows of d features, H query and K key-value heads of size D; the residual stream x [R, d] is float32. A norm costs no
+kernel: whoever writes x also writes y = x * weight in the weights' dtype and the sums of squares of each 32 columns,
+`squares` [R, d / 32]; whoever reads y multiplies its product by 1 / rms. The order of every sum is that of the training
+pass (`rlcourse/exact/operations.py`).
 
 PDL is programmatic dependent launch (Hopper and later): a kernel may begin while the one before it still runs. It loads
-weights, which nobody writes, or the cache of earlier steps into registers, and only then waits for what the one before
-it computes. What is needed after a product is asked for before it. The first kernel waits before it lets the next one
-begin: so a step begins when the one before has ended, whose last kernels write positions and prompts to the cache.
+weights, or the cache of earlier steps, into registers, and only then waits for what the one before computes. The first
+kernel waits before it lets the next one begin: so a step begins when the one before has ended, whose last kernels write
+positions and prompts to the cache.
 """
 
 import triton
@@ -61,10 +61,7 @@ def product(
     MOST: tl.constexpr,
 ):  # fmt: skip
     """Rows of a [R, width] times a tile of weights at pointers `w` [BN, BK], over the depth from begin to end, which is
-    MOST at most.
-
-    The first PRELOADED blocks of both are there already.
-    """
+    MOST at most. The first PRELOADED blocks of both are there already."""
     acc = tl.zeros((BM, BN), tl.float32)
     for b in tl.static_range(PRELOADED):
         acc = tl.dot(pieces[b], tl.trans(preloaded[b]), acc, input_precision="ieee")
@@ -79,9 +76,8 @@ def product(
 
 @triton.jit
 def pair_of_tiles(w, first, last, distance, d: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """Pointers [2 * BN, BK] to rows of weights from `first` on, of those beyond `last` to that, and to as many at
-    `distance` rows behind them, in turns: so they are one product, and `pair` finds both results of a column with the
-    same thread."""
+    """Pointers [2 * BN, BK] to rows of weights from `first` on, `last` at most, and to as many `distance` rows behind
+    them, in turns: so they are one product, and `pair` finds both results of a column with the same thread."""
     turn = tl.arange(0, 2 * BN)
     row = tl.minimum(first + turn // 2, last)
     return w + ((turn % 2) * distance + row)[:, None] * d + tl.arange(0, BK)[None, :]

@@ -1,11 +1,7 @@
-"""Sampling tokens in Triton, whether a completion is done, and who takes its slot.
-
-A row takes one random number, however large the vocabulary; Gumbel noise would need one for each entry. The vocabulary
-is cut into tiles: a first kernel adds up each tile's mass (`mass_kernel` of the training pass), a second one looks up
-in which tile a uniform number falls, then where in that tile (inversion of the cumulative distribution). The logits are
-read once; the log-prob of the sampled token comes along. The last norm is split like all others (`triton_kernels.py`):
-the logits here still lack its 1 / rms, and are multiplied with it and 1 / temperature at once.
-"""
+"""Sampling tokens in Triton, whether a completion is done, and who takes its slot. A row takes one random number:
+`mass_kernel` of the training pass adds up the mass of each tile of the vocabulary, and `pick_kernel` looks up in which
+tile a uniform number falls, then where in that tile. The last norm is split like all others (`triton_kernels.py`):
+logits are multiplied with its 1 / rms and 1 / temperature at once."""
 
 import triton
 import triton.language as tl
@@ -77,8 +73,7 @@ def refill_kernel(
     completion, token, position, num_tokens, done, next_completion, num_completions, num_generations, tokens, lengths,
     ended, prompt_lengths, R, T, B: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The free slots in their order take the next completions in theirs. One program for all, so that a run can be
-    repeated: who gets what does not depend on who came first."""
+    """The free slots in order take the next completions in theirs: by one program, so that runs can be repeated."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -1,7 +1,5 @@
-"""One decode step by the kernels of `triton_*.py`: 5 launches a layer and 4 around them.
-
-Products are those of `cute_products.py` where CuTe DSL is installed and they are faster: with the same bits.
-"""
+"""One decode step by the kernels of `triton_*.py`: 5 launches a layer and 4 around them. Products are those of
+`cute_products.py` where CuTe DSL is installed and they are faster: with the same bits."""
 
 import math
 from dataclasses import replace
@@ -35,11 +33,8 @@ SAMPLED_AT_ONCE = 256  # first tokens sampled at once, for the memory of their l
 
 
 class TritonStep:
-    """Decode steps of the first slots of `slots` over the engine's cache [layers, 2, num_blocks, K, BLOCK_TOKENS, D].
-    Buffers are made once, for all slots.
-
-    cute: products are by the kernels in CuTe DSL where those win. A rollout begins with `new_seed`.
-    """
+    """Decode steps of the first slots of `slots` over the engine's cache [layers, 2, num_blocks, K, BLOCK_TOKENS, D]. A
+    rollout begins with `new_seed`. cute: products are by the kernels in CuTe DSL where those win."""
 
     def __init__(self, weights: FusedWeights, slots: Slots, cache: Tensor, eos: Tensor, cute: bool = True):
         self.weights, self.slots, self.cache, self.eos = weights, slots, cache, eos
@@ -79,7 +74,6 @@ class TritonStep:
         self.seed = empty(1, dtype=torch.long)
 
     def new_seed(self) -> None:
-        """Random numbers of this rollout, from torch's global generator."""
         self.seed.random_(0, 2**62)
 
     def tiles(self, size: int) -> TileConfig:
@@ -110,8 +104,7 @@ class TritonStep:
         self.refill(size)
 
     def sample_first(self, x: Tensor, completions: Tensor, sampling: Sampling) -> None:
-        """The first token of each of these completions [n], all different; x [n, d]: the residual stream after their
-        prompts."""
+        """The first token of each of these completions [n], all different; x [n, d]: after their prompts."""
         weights = self.weights
         for after, some in zip(x.split(SAMPLED_AT_ONCE), completions.split(SAMPLED_AT_ONCE), strict=True):
             y, squares = normed(after, weights.norm, weights.dtype)
@@ -200,8 +193,8 @@ class TritonStep:
             torch.matmul(self.y[:rows], self.weights.head.T, out=self.logits[:rows])
 
     def _sample(self, slots: Slots, logits: Tensor, squares: Tensor, sampling: Sampling) -> None:
-        """A token of each of these slots; logits [slots or more, vocabulary], which still lack their 1 / rms, and the
-        squares [slots or more, d / 32] that it comes from."""
+        """A token of each of these slots, from logits [slots or more, vocabulary], which still lack their 1 / rms, and
+        the squares [slots or more, d / 32] that it comes from."""
         size = len(slots.completion)
         if sampling.restricted:
             scaled = logits[:size].float() * inverse_rms(self.weights, squares[:size])

@@ -1,10 +1,7 @@
-"""vLLM as a rollout engine, for models that our own does not know: `python -m pip install 'rlcourse[vllm]'`.
-
-It runs in the trainer's process on the trainer's GPU; of several ranks, each has its own. It is made from the policy's
-config alone, with random weights, and takes over the policy's before each rollout, in memory. Tokens are drawn from the
-distribution that `Sampling` says and nothing else. Their log-probs are those of vLLM's kernels, which round differently
-from the trainer's: `mismatch` in a step's metrics says by how much.
-"""
+"""vLLM as a rollout engine, for models that our own does not know: `python -m pip install 'rlcourse[vllm]'`. It runs in
+the trainer's process on the trainer's GPU; of several ranks, each has its own. It is made from the policy's config
+alone, with random weights, and takes over the policy's before each rollout, in memory. Log-probs are those of vLLM's
+kernels, which round differently from the trainer's: `mismatch` in a step's metrics says by how much."""
 
 import copy
 import gc
@@ -35,13 +32,10 @@ LIVING: weakref.WeakSet["VLLMEngine"] = weakref.WeakSet()
 
 
 class VLLMEngine:
-    """Rollouts of a policy by vLLM.
-
-    cache_gb: GB (10^9 bytes) for keys and values; 0: CACHE_GB. A prompt and its completion must fit there; of several,
-    those that do not wait. sleeps: `sleep` gives the memory of weights and cache back; without it, `sleep` does
-    nothing. Raises ValueError where there is no vLLM or no GPU, and beside another engine: of two in one process both
-    sample from something else than their policy (seen with vLLM 0.24 on an H200).
-    """
+    """Rollouts of a policy by vLLM. cache_gb: GB (10^9 bytes) for keys and values, where a prompt and its completion
+    must fit; 0: CACHE_GB. sleeps: `sleep` gives the memory of weights and cache back; without it, it does nothing.
+    Raises ValueError where there is no vLLM or no GPU, and beside another engine: of two in one process both sample
+    from something else than their policy (seen with vLLM 0.24 on an H200)."""
 
     exact = False
 
@@ -91,7 +85,7 @@ class VLLMEngine:
         return rollout_of(self.policy, prompts, [list(completion.token_ids) for completion in completions], logprobs)
 
     def sleep(self) -> None:
-        """Give back the memory of weights and cache, if the engine was made for it. The next rollout takes it again."""
+        """Give back the memory of weights and cache, if the engine was made for it; the next rollout takes it again."""
         if self.sleeps and not self.asleep:
             # Level 2 would forget the weights, too; and, of some models, what is neither a weight nor a buffer.
             self.llm.sleep(level=1)
@@ -151,8 +145,7 @@ def runs_on(device: torch.device) -> bool:
 
 def new_llm(model: str, dtype: torch.dtype, own_process: bool = False, **options: Any) -> Any:
     """vLLM's `LLM` over a model folder, on token ids alone and without sampling defaults of the model's. own_process:
-    not in this one, where alone it can be handed tensors. options: vLLM's. The process's random states stay as they
-    are."""
+    not in this one, where alone it can be handed tensors. The process's random states stay as they are."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(own_process))
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     from vllm import LLM
@@ -166,8 +159,7 @@ def new_llm(model: str, dtype: torch.dtype, own_process: bool = False, **options
 
 
 def sampling_params(sampling: Sampling, max_new_tokens: int, **options: Any) -> Any:
-    """vLLM's `SamplingParams` of a distribution: no penalties, nothing that ends a completion but its length and, among
-    the options, `stop_token_ids`."""
+    """vLLM's `SamplingParams`: no penalties, and only length and `stop_token_ids`, an option, end a completion."""
     from vllm import SamplingParams
 
     return SamplingParams(
@@ -189,14 +181,12 @@ def architecture(model: PreTrainedModel) -> str:
 
 
 def has_other_names(model: PreTrainedModel) -> bool:
-    """Whether transformers saves the model's weights under other names than they have in memory, or in other pieces:
-    vLLM knows those of a file."""
+    """Whether transformers saves the weights under other names, which vLLM knows, or in other pieces than in memory."""
     own = {name: torch.empty(weight.shape, device="meta") for name, weight in plain_parameters(model)}
     return as_saved(model, own).keys() != own.keys()
 
 
 def as_saved(model: PreTrainedModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under the names, and in the pieces, in which transformers saves them."""
     from transformers.core_model_loading import revert_weight_conversion
 
     return revert_weight_conversion(model, weights)

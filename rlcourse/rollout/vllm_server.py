@@ -1,12 +1,7 @@
-"""A vLLM server, on another GPU or another machine, as a rollout engine. It is vLLM's own, started there with
-
-    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --dtype bfloat16 --generation-config vllm \\
-        --logprobs-mode processed_logprobs --weight-transfer-config '{"backend": "nccl"}'
-
-The policy's weights go there before each rollout, from GPU to GPU by NCCL, through vLLM's interface for weight
+"""A vLLM server, on another GPU or another machine, as a rollout engine. It is vLLM's own, started there as `START`
+says. The policy's weights go there before each rollout, from GPU to GPU by NCCL, through vLLM's interface for weight
 transfer; prompts and answers go by HTTP, as token ids. It is for a network that one trusts: the server does what
-anybody asks.
-"""
+anybody asks."""
 
 import json
 import socket
@@ -37,12 +32,10 @@ START = (
 
 
 class VLLMServerEngine:
-    """Rollouts of a policy by the vLLM server at `url`, in the dtype in which it was started. The server draws, so that
-    torch's seed does not decide which tokens.
-
-    Raises ValueError without a GPU or vLLM here (which sends the weights), in one of several processes, and for a
-    server that was not started as above; RuntimeError when it does not answer, or cannot be sent weights.
-    """
+    """Rollouts of a policy by the vLLM server at `url`, in the dtype in which it was started. The server draws, so
+    torch's seed does not decide which tokens. Raises ValueError without a GPU or vLLM here (which sends the weights),
+    in one of several processes, and for a server that was not started so; RuntimeError when it does not answer,
+    or cannot be sent weights."""
 
     exact = False
 
