@@ -108,11 +108,9 @@ API = {
     "Kernels of a layer": [
         "course.kernels.rms_norm",
         "course.kernels.residual_norm",
-        "course.kernels.column_sum",
         "course.kernels.rope",
         "course.kernels.swiglu",
         "course.kernels.attention",
-        "course.kernels.attention_backward",
         "course.kernels.embedding",
         "course.kernels.token_logprob",
         "course.kernels.sampler",

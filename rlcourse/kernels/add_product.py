@@ -1,35 +1,18 @@
-"""A product that is added to the residual stream, for Hopper: x += a @ w.T, and the parts of the norm that follows.
-
-The product after SwiGLU is deep and narrow: a block for each tile of it would leave most of the GPU idle. Up to four
-blocks therefore share the depth of a tile, as `rlcourse.exact.products` cuts it. They are a cluster: each leaves its
-sum in its own shared memory, and when all have, each reads a part of the tile from all of them, adds up, and writes. No
-sum travels through the GPU's memory, and no block waits for the last one to add up alone.
-"""
+"""A product that is added to the residual stream, for Hopper: x += a @ w.T, and the parts of the norm that follows. The
+product after SwiGLU is deep and narrow, so up to four blocks, a cluster, share the depth of a tile, as
+`rlcourse.exact.products` cuts it. Each leaves its sum in its own shared memory, and when all have, each reads a part of
+the tile from all of them, adds up, and writes."""
 
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from rlcourse.kernels.arguments import Argument
 from rlcourse.kernels.dsl import Float32, Int32, const_expr, cute, cutlass, range_constexpr
 from rlcourse.kernels.products import DEPTH, GROUP, QUAD, Tiled, load, multiply, product, quad
 
 
-def add_product_reference(a: Tensor, w: Tensor, x: Tensor, norm: Tensor, share: int) -> tuple[Tensor, Tensor, Tensor]:
-    """x + a @ w.T, that times norm in a's dtype, and its sums of squares of each 32 columns; all sums in float32.
-
-    a [R, K] and w [N, K], bfloat16 or float16; x [R, N] float32; norm [N]. The product's depth K comes in shares.
-    """
-    sums = [one.float() @ other.float().T for one, other in zip(a.split(share, 1), w.split(share, 1), strict=True)]
-    pairs = [sum(sums[first + 1 : first + 2], sums[first]) for first in range(0, len(sums), 2)]
-    total = x + sum(pairs[1:], pairs[0])
-    return total, (total * norm).to(a.dtype), total.square().unflatten(1, (-1, GROUP)).sum(-1)
-
-
 @dataclass(frozen=True)
 class AddProduct(Tiled):
-    """The kernel. columns, depth: of w. share: of the depth, for each block of a cluster, of which there are at most
-    4."""
+    """The kernel. columns, depth: of w. share: of the depth, for each block of a cluster, of at most 4."""
 
     columns: int
     depth: int
@@ -62,11 +45,7 @@ class AddProduct(Tiled):
         )
 
     @cute.kernel
-    def kernel(
-        self, copy_w: cute.CopyAtom, w: cute.Tensor, copy_a: cute.CopyAtom, a: cute.Tensor, x: cute.Tensor,
-        norm: cute.Tensor, y: cute.Tensor, squares: cute.Tensor, mma: cute.TiledMma,
-        layout_w: cute.ComposedLayout, layout_a: cute.ComposedLayout,
-    ):  # fmt: skip
+    def kernel(self, copy_w, w, copy_a, a, x, norm, y, squares, mma, layout_w, layout_a):
         column_tile, row_tile, share, thread, works, shared = self.begin(y.element_type, layout_w, layout_a)
         tiles_w, tiles_a, place, full, empty = shared
         pitch = const_expr(self.tile_columns + 4)  # 4 floats more, so that the lanes of a warp meet different banks

@@ -1,8 +1,6 @@
 """What a kernel takes: a description from which its compilation, the checks of its tensors and its parameters are made.
-
-A description says what is known when the kernel is compiled. What is not is handed over at launch, and a GPU finds it
-in the kernel's parameters: of a tensor its address, then its unknown sizes, then its unknown strides.
-"""
+What is not known when it is compiled is handed over at launch: of a tensor its address, then its unknown sizes and
+strides."""
 
 import math
 import struct
@@ -14,7 +12,6 @@ from torch import Tensor
 from rlcourse.kernels import KernelError, dsl
 
 NAMES = {"float32": "Float32", "float16": "Float16", "bfloat16": "BFloat16", "int32": "Int32", "int64": "Int64"}
-HALVES = ("bfloat16", "float16")  # what models are run in
 
 
 @dataclass(frozen=True)
@@ -46,9 +43,8 @@ class Argument:
     @property
     def strides(self) -> tuple[int | None, ...]:
         """In elements; None where a stride is known at launch."""
-        return tuple(
-            None if place < self.free else math.prod(self.shape[place + 1 :]) for place in range(len(self.shape))
-        )
+        shape = self.shape
+        return tuple(None if i < self.free else math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 @dataclass(frozen=True)
@@ -57,13 +53,6 @@ class Scalar:
 
     name: str
     dtype: str
-
-
-def need_dtype(kernel, allowed: tuple[str, ...] = HALVES) -> None:
-    """Raises KernelError unless the kernel's dtype is one of these."""
-    if kernel.dtype not in allowed:
-        name = type(kernel).__name__
-        raise KernelError(f"{name} is for {' or '.join(allowed)} and not for {kernel.dtype}: convert with .to().")
 
 
 def type_name(tensor: Tensor) -> str:
@@ -75,9 +64,6 @@ def fake(arguments: tuple) -> list:
     """What `cute.compile` needs to know of the arguments, without tensors."""
     sizes = {}  # one symbol for each name
 
-    def size(entry):
-        return sizes.setdefault(entry, dsl.cute.sym_int()) if isinstance(entry, str) else entry
-
     def one(argument):
         if argument is None:
             return None
@@ -86,8 +72,8 @@ def fake(arguments: tuple) -> list:
             return dtype(0)
         steps = max(1, argument.align // argument.itemsize)
         strides = tuple(dsl.cute.sym_int64(divisibility=steps) if s is None else s for s in argument.strides)
-        shape = tuple(size(entry) for entry in argument.shape)
-        return dsl.cute.runtime.make_fake_tensor(dtype, shape, strides, assumed_align=argument.align)
+        shape = (sizes.setdefault(n, dsl.cute.sym_int()) if isinstance(n, str) else n for n in argument.shape)
+        return dsl.cute.runtime.make_fake_tensor(dtype, tuple(shape), strides, assumed_align=argument.align)
 
     return [one(argument) for argument in arguments]
 
@@ -104,8 +90,7 @@ def check(kernel, tensors: tuple, device: str) -> None:
         if isinstance(argument, Argument):
             _check_one(f"{argument.name} of {owner}", argument, tensor, sizes)
             devices.add(tensor.device)
-    kinds = {found.type for found in devices}
-    if kinds != {device} or len(devices) > 1:
+    if {found.type for found in devices} != {device} or len(devices) > 1:
         found = ", ".join(sorted(map(str, devices)))
         raise KernelError(f"{owner} needs all its tensors on one {device} device and got them on {found}.")
 
@@ -115,35 +100,27 @@ def _check_one(what: str, argument: Argument, tensor: Tensor, sizes: dict[str, i
         raise KernelError(f"{what} must be a tensor and is {type(tensor).__name__}.")
     if type_name(tensor) != argument.dtype:
         raise KernelError(f"{what} must be {argument.dtype} and is {type_name(tensor)}: convert it with .to().")
-    wanted = tuple(sizes.get(size, size) for size in argument.shape)
-    fits = len(wanted) == tensor.dim() and all(
-        isinstance(want, str) or want == size for want, size in zip(wanted, tensor.shape, strict=True)
-    )
-    if not fits:
-        shape = ", ".join(map(str, wanted))
-        raise KernelError(f"{what} must have shape [{shape}] and has {list(tensor.shape)}.")
-    sizes.update({name: size for name, size in zip(argument.shape, tensor.shape, strict=True) if isinstance(name, str)})
+    wanted, found = [sizes.get(size, size) for size in argument.shape], list(tensor.shape)
+    known = [size if isinstance(want, str) else want for want, size in zip(wanted, found, strict=False)]
+    if len(wanted) != len(found) or known != found:
+        raise KernelError(f"{what} must have shape [{', '.join(map(str, wanted))}] and has {found}.")
+    sizes.update({name: size for name, size in zip(argument.shape, found, strict=True) if isinstance(name, str)})
     for place in reversed(range(tensor.dim())):
         want, stride = argument.strides[place], tensor.stride(place)
-        if want not in (None, stride) and tensor.shape[place] != 1:
-            raise KernelError(
-                f"{what} must have stride {want} in dimension {place} and has {stride}: make it contiguous."
-            )
+        here = f"stride {stride} in dimension {place}"
+        if want not in (None, stride) and found[place] != 1:
+            raise KernelError(f"{what} must have stride {want} and has {here}: make it contiguous.")
         if want is None and stride * argument.itemsize % argument.align:
             step = argument.align // argument.itemsize
-            raise KernelError(
-                f"{what} has stride {stride} in dimension {place}, which {argument.align}-byte loads cannot take: "
-                f"lay it out with a multiple of {step}."
-            )
+            loads = f"{argument.align}-byte loads"
+            raise KernelError(f"{what} has {here}, which {loads} cannot take: lay it out with a multiple of {step}.")
     if tensor.data_ptr() % argument.align:
         raise KernelError(f"{what} begins at an address that {argument.align} does not divide: copy it with .clone().")
 
 
 def pack(arguments: tuple, tensors: tuple, addresses: list[int | None], parameters: list) -> bytes:
-    """The bytes of a kernel's parameters, as a launch on a GPU lays them out.
-
-    addresses: of the tensors, None for what is none; parameters: `ptx_interpreter.Param` of each, from the PTX.
-    """
+    """The bytes of a kernel's parameters, as a launch on a GPU lays them out. addresses: of the tensors, None for what
+    is none; parameters: `ptx_interpreter.Param` of each, from the PTX."""
     pieces = []
     for argument, tensor, address in zip(arguments, tensors, addresses, strict=True):
         if isinstance(argument, Scalar):
@@ -154,9 +131,9 @@ def pack(arguments: tuple, tensors: tuple, addresses: list[int | None], paramete
             head = struct.pack(f"<Q{len(sizes)}i", address, *sizes)
             padding = bytes(-len(head) % 8)  # strides are aligned to 8 bytes, and so is the whole
             pieces.append(head + padding + struct.pack(f"<{len(strides)}q", *strides))
-    if [len(piece) for piece in pieces] != [parameter.size for parameter in parameters]:
-        wanted = [parameter.size for parameter in parameters]
-        raise KernelError(f"arguments() gives {[len(p) for p in pieces]} bytes, the compiled kernel takes {wanted}.")
+    given, wanted = [len(piece) for piece in pieces], [parameter.size for parameter in parameters]
+    if given != wanted:
+        raise KernelError(f"arguments() gives {given} bytes, the compiled kernel takes {wanted}.")
     packed = b""
     for piece, parameter in zip(pieces, parameters, strict=True):
         packed = packed.ljust(parameter.offset, b"\0") + piece
@@ -165,9 +142,7 @@ def pack(arguments: tuple, tensors: tuple, addresses: list[int | None], paramete
 
 def place_tensors(memory, arguments: tuple, tensors: tuple):
     """Put CPU tensors into the interpreter's memory. Returns their addresses and a function that takes results back.
-
-    Views of one storage stay views of one storage, which can be read from the start unless all of them are outputs.
-    """
+    Views of one storage stay that; it can be read from the start unless all of them are outputs."""
     pairs = [(a, t) if isinstance(a, Argument) else (None, None) for a, t in zip(arguments, tensors, strict=True)]
     storages = {}  # by address: the name of the first view, the bytes, whether they can be read
     for argument, tensor in pairs:

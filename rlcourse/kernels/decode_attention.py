@@ -34,16 +34,12 @@ TILE = 16  # tokens that a product takes
 
 @dataclass(frozen=True)
 class DecodeAttention(DecodeKernel):
-    """The kernel, with the fields of `SplitDecode`. warps: of a block; they share its tokens.
-
-    angles: dtype of cos and sin, for the fused form: q and the new token's k and v come as they leave the projection,
-    and get their RoPE and their place in the cache here. tiles: products of 16 tokens that a warp has under way.
-
-    Programmatic dependent launch (Hopper and later): with early, blocks may start before the previous kernel has ended,
-    and wait. With ahead, that kernel writes nothing of position, start and older tokens, as in a decode loop, so blocks
-    read some of these before they wait. release: when the next kernel may start, at the "start" of a block or at the
-    "end" of its loop; None: when this one has ended.
-    """
+    """The kernel, with the fields of `SplitDecode`. warps: of a block; they share its tokens. angles: dtype of cos and
+    sin, for the fused form, in which q and the new token's k and v come as they leave the projection. tiles: products
+    of 16 tokens that a warp has under way. Programmatic dependent launch (Hopper and later): with early, blocks may
+    start before the previous kernel has ended, and wait. With ahead, that kernel writes nothing of position, start and
+    older tokens, as in a decode loop, so blocks read some of these before they wait. release: when the next kernel may
+    start, at the "start" of a block or at the "end" of its loop; None: when this one has ended."""
 
     splits: int = 1
     warps: int = 4
@@ -65,11 +61,7 @@ class DecodeAttention(DecodeKernel):
         )
 
     @cute.kernel
-    def kernel(
-        self, q: cute.Tensor, k_cache: cute.Tensor, v_cache: cute.Tensor, k: cute.Tensor, v: cute.Tensor,
-        cos: cute.Tensor, sin: cute.Tensor, position: cute.Tensor, start: cute.Tensor, out: cute.Tensor,
-        partial_acc: cute.Tensor, partial_ml: cute.Tensor, arrived: cute.Tensor,
-    ):  # fmt: skip
+    def kernel(self, q, k_cache, v_cache, k, v, cos, sin, position, start, out, partial_acc, partial_ml, arrived):
         if const_expr(self.release == "start"):
             cute.arch.griddepcontrol_launch_dependents()
         if const_expr(self.early and not self.ahead):
@@ -145,21 +137,21 @@ class DecodeAttention(DecodeKernel):
 
 
 @cute.jit
-def load_keys(key: cute.Tensor, keys: cute.Tensor, base, end, g, c):
+def load_keys(key, keys, base, end, g, c):
     """Keys of the tokens from base on into key [8, D / 32, 2 * tiles]. Past the end the last token is read again."""
     for i in range_constexpr(key.shape[2]):
         load(key[None, None, i], keys, cutlass.min(base + 8 * i + g, end - 1), c, 4)
 
 
 @cute.jit
-def load_values(value: cute.Tensor, values: cute.Tensor, base, end, g, c):
+def load_values(value, values, base, end, g, c):
     """Values of the tokens from base on into value [8, D / 64, 4 * tiles]."""
     for i in range_constexpr(value.shape[2]):
         load(value[None, None, i], values, cutlass.min(base + 2 * c + i % 2 + i // 2 * 8, end - 1), g, 8)
 
 
 @cute.jit
-def query_operand(query: cute.Tensor):
+def query_operand(query):
     """query [8, D / 32] as left operand of the first product: ((pair, rows 0-7 or 8-15, half of 16), 1, D / 16)."""
     size = const_expr(cute.size(query))
     operand = registers(query.element_type, (2, 2, 2), 1, size // 4)
@@ -181,12 +173,10 @@ def multiply_keys(scores: cute.Tensor, queries: cute.Tensor, key: cute.Tensor):
 
 
 @cute.jit
-def softmax(scores: cute.Tensor, acc: cute.Tensor, m, l, token, end, c, scale: cutlass.Constexpr):
-    """One step of the online softmax: scores become weights, acc and l are rescaled where a higher score is met.
-
-    token: that of the lane's first score. m is the same in the four lanes of a head, l is of the lane alone.
-    acc ((head 2c or 2c + 1, dimension 2i or 2i + 1 of the lane), i).
-    """
+def softmax(scores, acc, m, l, token, end, c, scale: cutlass.Constexpr):
+    """One step of the online softmax: scores become weights, acc and l are rescaled where a higher score is met. token:
+    that of the lane's first score. m is the same in the four lanes of a head, l is of the lane alone. acc ((head 2c or
+    2c + 1, dimension 2i or 2i + 1 of the lane), i)."""
     m_new = m
     for i in range_constexpr(scores.shape[2]):
         for p in range_constexpr(2):
@@ -209,7 +199,7 @@ def softmax(scores: cute.Tensor, acc: cute.Tensor, m, l, token, end, c, scale: c
 
 
 @cute.jit
-def multiply_values(acc: cute.Tensor, weights: cute.Tensor, value: cute.Tensor):
+def multiply_values(acc, weights, value):
     """acc += values^T times weights^T. Each register of the operand holds one dimension of two tokens, those that
     came hold two dimensions of one: the only moves of the loop."""
     n = const_expr(4 * value.shape[1])
@@ -226,7 +216,7 @@ def multiply_values(acc: cute.Tensor, weights: cute.Tensor, value: cute.Tensor):
 
 
 @cute.jit
-def leave(all_ml: cute.Tensor, all_acc: cute.Tensor, acc: cute.Tensor, m, l, warp, g, c):
+def leave(all_ml, all_acc, acc, m, l, warp, g, c):
     """A warp's partial, into shared memory."""
     if c == 0:
         all_ml[warp, 0, g], all_ml[warp, 1, g] = m, l

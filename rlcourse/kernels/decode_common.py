@@ -1,11 +1,8 @@
-"""Shared by the decode-attention kernels: which tokens a row attends to, and merging partial results.
-
-A partial keeps, for each query head, its highest score `m`, the sum `l` of 2^(score - m) and the vector `acc`, the sum
-of 2^(score - m) * value; scores carry the factor log2(e), since a GPU computes powers of 2. Partials merge as parts of
-one softmax (Milakov and Gimelshein 2018, arXiv:1805.02867): first those of a block's warps or lanes, then the blocks'.
-
-Names: B rows, H query heads, K key-value heads, G = H / K query heads that share one, D head size, S cache slots.
-"""
+"""Shared by the decode-attention kernels: which tokens a row attends to, and merging partial results. A partial keeps,
+for each query head, its highest score `m`, the sum `l` of 2^(score - m) and the vector `acc`, the sum of 2^(score - m)
+* value; scores carry the factor log2(e). Partials merge as parts of one softmax (Milakov and Gimelshein 2018,
+arXiv:1805.02867): first those of a block's warps or lanes, then the blocks'. B rows, H query heads, K key-value heads,
+G = H / K query heads that share one, D head size, S cache slots."""
 
 from dataclasses import dataclass
 
@@ -23,12 +20,10 @@ MOST_HEADS = 8  # query heads of a key-value head
 def decode_attention_reference(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor, start: Tensor | None = None
 ) -> Tensor:
-    """Attention of one query token a row over slots start..position of its cache, scores times D ** -0.5.
-
-    q [B, H, D]; k_cache, v_cache [B, K, S, D]; position int64 [1], the same slot for all rows, or [B]; start int64 [B]
-    or None for 0. Returns [B, H, D] in q's dtype, computed in float32. Zeros for a row with no slots (start > position)
-    and for an idle one (position outside the cache).
-    """
+    """Attention of one query token a row over slots start..position of its cache, scores times D ** -0.5. q [B, H, D];
+    k_cache, v_cache [B, K, S, D]; position int64 [1], the same slot for all rows, or [B]; start int64 [B] or None for
+    0. Returns [B, H, D] in q's dtype, computed in float32. Zeros for a row with no slots (start > position) and for an
+    idle one (position outside the cache)."""
     slots = torch.arange(k_cache.shape[2], device=q.device)
     position = position.expand(len(q))[:, None]
     seen = (slots <= position) & (position < len(slots))
@@ -46,8 +41,7 @@ def decode_attention_reference(
 
 @dataclass(frozen=True)
 class DecodeKernel(Kernel):
-    """Base of a decode-attention kernel: heads H, kv_heads K, head_size D. padded: a row begins at a slot of its own,
-    its `start`, behind the padding; without it at slot 0."""
+    """Base of a decode-attention kernel. padded: a row begins at a slot of its own, its `start`, behind the padding."""
 
     heads: int
     kv_heads: int
@@ -64,11 +58,8 @@ class DecodeKernel(Kernel):
             )
 
     def arguments(self, *new: Argument | None) -> tuple:
-        """q [B, H, D]; k_cache, v_cache [B, K, S, D]; `new`, of the new token in the fused form; position int64 [B];
-        start int64 [B] or None; out [B, H, D]; and where several blocks share a row a workspace of zeros.
-
-        The strides of rows are free in all inputs, and of heads in the caches; position may be one number, expanded.
-        """
+        """q [B, H, D]; k_cache, v_cache [B, K, S, D]; `new`, of the new token in the fused form; position int64 [B],
+        may be expanded; start int64 [B] or None; out [B, H, D]; and, where several blocks share a row, zeros."""
         size, cache = self.head_size, ("rows", self.kv_heads, "slots", self.head_size)
         return (
             Argument("q", self.dtype, ("rows", self.heads, size), free=1),
@@ -95,13 +86,13 @@ def workspace_arguments(size: int) -> tuple[Argument, ...]:
 
 
 @cute.jit
-def chunks(heads: cute.Tensor):
+def chunks(heads):
     """[n, D] seen as chunks of 8 elements, which is what one 16-byte load brings: [(1, 8), n, D / 8]."""
     return cute.tiled_divide(heads, (1, 8))
 
 
 @cute.jit
-def tokens_of_row(position: cute.Tensor, start: cute.Tensor, row, slots):
+def tokens_of_row(position, start, row, slots):
     """Where a row's newest token is (-1 where that is not in the cache: an idle row), and its first slot."""
     at, first = position[row], Int32(0)
     if const_expr(start is not None):
@@ -122,8 +113,7 @@ def share(first, last, split, splits: cutlass.Constexpr):
 
 @cute.jit
 def allocate_partials(partials: cutlass.Constexpr, size: cutlass.Constexpr):
-    """Shared memory for partials: ml [partials, (m, l), heads] and acc [partials, heads, D], where 4 floats after
-    each head spread the lanes of a warp over the banks."""
+    """Shared memory for partials: ml [partials, (m, l), heads], acc [partials, heads, D], rows in different banks."""
     memory = cutlass.memory.SmemAllocator()
     ml = memory.allocate_tensor(Float32, cute.make_ordered_layout((partials, 2, MOST_HEADS), (2, 1, 0)), 16)
     stride = (MOST_HEADS * (size + 4), size + 4, 1)
@@ -133,13 +123,11 @@ def allocate_partials(partials: cutlass.Constexpr, size: cutlass.Constexpr):
 
 @cute.jit
 def finish(
-    ml: cute.Tensor, acc: cute.Tensor, out: cute.Tensor, workspace, row, kv_head, split,
+    ml, acc, out, workspace, row, kv_head, split,
     group: cutlass.Constexpr, splits: cutlass.Constexpr, threads: cutlass.Constexpr,
 ):  # fmt: skip
-    """Merge a block's partials in shared memory, and write the output of its `group` query heads.
-
-    Where `splits` blocks share a row and head, each leaves its partial in the workspace (partial_acc, partial_ml,
-    arrived), and the last one to arrive merges them: no second launch.
+    """Merge a block's partials in shared memory, and write the output of its `group` query heads. Of `splits` blocks
+    each leaves its partial in the workspace (partial_acc, partial_ml, arrived), and the last one to arrive merges them.
     """
     partials, heads, size = acc.shape
     width = const_expr(heads * size // threads)  # elements of a head's vector that a thread looks after
@@ -168,11 +156,9 @@ def finish(
 
 
 @cute.jit
-def put_together(ml: cute.Tensor, acc: cute.Tensor, first, partials: cutlass.Constexpr, head, place, total):
-    """Add up partials first..first + partials - 1 of one head, in a fixed order; returns their m and l.
-
-    total [V] becomes elements V * place and on of their acc. All reads are on their way before one is used.
-    """
+def put_together(ml, acc, first, partials: cutlass.Constexpr, head, place, total):
+    """Add up partials first..first + partials - 1 of one head, in a fixed order; returns their m and l. total [V]
+    becomes elements V * place and on of their acc. All reads are on their way before one is used."""
     width = const_expr(cute.size(total))
     parts = cute.make_rmem_tensor((width, partials), Float32)
     ms, ls = cute.make_rmem_tensor(partials, Float32), cute.make_rmem_tensor(partials, Float32)
@@ -192,7 +178,7 @@ def put_together(ml: cute.Tensor, acc: cute.Tensor, first, partials: cutlass.Con
 
 
 @cute.jit
-def write_out(out: cute.Tensor, row, head, place, total, l):
+def write_out(out, row, head, place, total, l):
     """total / l in the output's dtype; zeros where nothing was attended to."""
     inverse = cute.arch.rcp_approx(cute.arch.fmax(l, Float32(1e-30)))
     width = const_expr(cute.size(total))
@@ -203,12 +189,10 @@ def write_out(out: cute.Tensor, row, head, place, total, l):
 
 
 @cute.jit
-def last_to_arrive(arrived: cute.Tensor, pair, splits: cutlass.Constexpr):
+def last_to_arrive(arrived, pair, splits: cutlass.Constexpr):
     """Whether this block is the last of the `splits` that share row and head number `pair`. What the others wrote
-    before they arrived may then be read. The counter is 0 again for the next launch.
-
-    One thread counts, with acquire and release semantics; the barriers on both sides extend that to its block.
-    """
+    before they arrived may then be read. The counter is 0 again for the next launch. One thread counts, with acquire
+    and release semantics; the barriers on both sides extend that to its block."""
     thread, _, _ = cute.arch.thread_idx()
     seen = cutlass.memory.SmemAllocator().allocate_tensor(Int32, cute.make_layout(1), 4)
     cute.arch.sync_threads()

@@ -1,9 +1,6 @@
-"""The new token in fused decode attention: RoPE of its query and key, its place in the cache and softmax.
-
-Lanes hold a head as in `decode_attention`: lane 4 g + c has chunks c, c + 4, c + 8, ... of 8 elements of a query or
-key. Element i and element i + D / 2, which RoPE turns by one angle, are then in one lane, at equal places of the first
-and the second half of its chunks.
-"""
+"""The new token in fused decode attention: RoPE of its query and key, its place in the cache and softmax. Lanes hold a
+head as in `decode_attention`: lane 4 g + c has chunks c, c + 4, ... of 8 elements, so that element i and element i + D
+/ 2, which RoPE turns by one angle, are in one lane, at equal places of the halves of its chunks."""
 
 import torch
 from torch import Tensor
@@ -16,13 +13,10 @@ def fused_decode_attention_reference(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor,
     start: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """RoPE of q and k, the cache write, and attention of the new token.
-
-    q [B, H, D] and k, v [B, K, D] as they leave the projection, bias included; cos, sin [B, D / 2] or, as transformers
-    gives them, [B, D] with equal halves. k and v go to slot `position` of k_cache and v_cache [B, K, S, D], in place;
-    the rest as in `decode_attention_reference`, except that the new token sees itself also where start > position. All
-    in float32, rounded once. An idle row (position outside the cache) writes nothing and gives zeros.
-    """
+    """RoPE of q and k, the cache write, and attention of the new token, in float32, rounded once. q [B, H, D] and k, v
+    [B, K, D] as they leave the projection; cos, sin [B, D / 2] or, as transformers gives them, [B, D] with equal
+    halves. k and v go to slot `position` of k_cache and v_cache [B, K, S, D], in place, but for an idle row; the rest
+    as in `decode_attention_reference`, except that the new token sees itself also where start > position."""
 
     def turned(x: Tensor) -> Tensor:
         first, second = x.float().chunk(2, dim=-1)
@@ -39,7 +33,7 @@ def fused_decode_attention_reference(
 
 
 @cute.jit
-def load(registers: cute.Tensor, heads: cute.Tensor, index, lane, lanes: cutlass.Constexpr):
+def load(registers, heads, index, lane, lanes: cutlass.Constexpr):
     """Chunks lane, lane + lanes, ... of heads[index] into registers [8, n]; heads as `chunks` gives them."""
     for j in range_constexpr(registers.shape[1]):
         cute.autovec_copy(heads[None, index, lane + lanes * j], registers[None, j])
@@ -54,7 +48,7 @@ def sum_of_four(x: Float32):
 
 
 @cute.jit
-def rotate(x: cute.Tensor, cos: cute.Tensor, sin: cute.Tensor):
+def rotate(x, cos, sin):
     """RoPE of a query or key in place. x [8, n]; cos, sin [8, n / 2]."""
     n = const_expr(x.shape[1])
     scaled = cute.make_rmem_tensor((8, n), Float32)
@@ -69,7 +63,7 @@ def rotate(x: cute.Tensor, cos: cute.Tensor, sin: cute.Tensor):
 
 
 @cute.jit
-def write_to_cache(key: cute.Tensor, value: cute.Tensor, keys: cute.Tensor, values: cute.Tensor, slot, g, c):
+def write_to_cache(key, value, keys, values, slot, g, c):
     """Store the new key and value: of the lanes that hold the same, one."""
     if g == 0:
         for j in range_constexpr(key.shape[1]):
@@ -80,7 +74,7 @@ def write_to_cache(key: cute.Tensor, value: cute.Tensor, keys: cute.Tensor, valu
 
 
 @cute.jit
-def open_softmax(acc: cute.Tensor, query: cute.Tensor, key: cute.Tensor, value: cute.Tensor, c, scale):
+def open_softmax(acc, query, key, value, c, scale):
     """The new token as the first of the softmax, from registers: its score is m, its value acc, and nobody
     has to read what was written to the cache. On CUDA cores: one token is not worth a tensor core."""
     product = Float32(0.0)

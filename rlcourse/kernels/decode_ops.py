@@ -1,8 +1,5 @@
-"""Decode attention as PyTorch sees it: two operations, and which kernel they launch.
-
-What is chosen here depends on shapes and the GPU alone, never on a value on the device: so a call does not wait for the
-GPU and can be captured in a CUDA graph. Call each once before capturing, since kernels and workspaces are made then.
-"""
+"""Decode attention as PyTorch sees it: two operations, and which kernel they launch. What is chosen depends on shapes
+and the GPU alone, so a call can be captured in a CUDA graph, after a first one, which makes kernels and workspaces."""
 
 import functools
 
@@ -24,12 +21,10 @@ LEAST_TOKENS = 512  # of a full cache, for each block that shares a row: fewer a
 def decode_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor, start: Tensor | None = None
 ) -> Tensor:
-    """`decode_attention_reference` in one launch.
-
-    q [B, H, D], bfloat16 or float16; k_cache, v_cache [B, K, S, D] of q's dtype; position int64 [1] or [B], start int64
-    [B] or None for 0. Strides of rows are free, and of the caches' heads. Returns [B, H, D]. D is 64 or 128, H / K at
-    most 8. Raises KernelError. The workspace is shared, so don't launch on two streams at once.
-    """
+    """`decode_attention_reference` in one launch. q [B, H, D], bfloat16 or float16; k_cache, v_cache [B, K, S, D] of
+    q's dtype; position int64 [1] or [B], start int64 [B] or None for 0. Strides of rows are free, and of the caches'
+    heads. D is 64 or 128, H / K at most 8. Raises KernelError. The workspace is shared, so don't launch on two streams
+    at once."""
     out = q.new_empty(q.shape)
     if len(q):
         attend(q, k_cache, v_cache, position.expand(len(q)), start, out)
@@ -41,11 +36,8 @@ def fused_decode_attention(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor,
     start: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """`fused_decode_attention_reference` in one launch: RoPE of q and k, the cache write, and attention.
-
-    As `decode_attention`, and: k, v [B, K, D] of q's dtype, the stride of rows free; cos, sin [B, D / 2], or [B, D]
-    with equal halves, bfloat16, float16 or float32. Writes slot `position` of k_cache and v_cache.
-    """
+    """`fused_decode_attention_reference` in one launch. As `decode_attention`, and: k, v [B, K, D] of q's dtype, the
+    stride of rows free; cos, sin [B, D / 2], or [B, D] with equal halves, bfloat16, float16 or float32."""
     out = q.new_empty(q.shape)
     if len(q):
         half = q.shape[-1] // 2
@@ -69,8 +61,8 @@ def choose(
 ) -> DecodeAttention:  # fmt: skip
     """The kernel for these shapes on this GPU."""
     (rows, heads, size), (_, kv_heads, slots, _) = q_shape, cache_shape
-    multiprocessors, hopper = _multiprocessors(device), can_begin_early(device)
-    blocks = choose_blocks(rows * kv_heads, slots, multiprocessors, hopper)
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 16
+    blocks = choose_blocks(rows * kv_heads, slots, multiprocessors, can_begin_early(device))
     if size > 64 or angles:  # there are not registers enough for two tiles,
         blocks["tiles"] = 1
     if size > 64:  # nor, with 16 warps, for one
@@ -100,11 +92,6 @@ def choose_blocks(pairs: int, slots: int, multiprocessors: int, hopper: bool) ->
     else:
         best = {"warps": 4, "tiles": 2, "early": True, "release": "start"}
     return best if hopper else best | {"early": False, "release": None}
-
-
-def _multiprocessors(device: torch.device) -> int:
-    """Of the GPU; for the interpreter, some number."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 16
 
 
 def _workspace(kernel: DecodeAttention, device: torch.device) -> tuple:

@@ -1,8 +1,5 @@
-"""The names of CuTe DSL that kernels use, or stand-ins where it is not installed, so that references import without it.
-
-A stand-in does nothing but let a module be read: as a decorator it gives the function back, anything else of it is
-itself. Nobody runs it: `toolchain.compiled` says first what is missing.
-"""
+"""The names of CuTe DSL that kernels use, or stand-ins where it is not installed, which let a module be read, so that
+references import without it: as a decorator a stand-in gives the function back, anything else of it is itself."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,15 +1,16 @@
-"""What kernels and their operations share: the host function, small device functions, and how PyTorch gets to know
-an operation."""
+"""What kernels and their operations share: the host function, small device functions, and how PyTorch knows an
+operation."""
 
 import math
 from collections.abc import Callable
 
 import torch
 
-from rlcourse.kernels.arguments import HALVES, need_dtype
+from rlcourse.kernels import KernelError
 from rlcourse.kernels.dsl import Float32, cute
 
 LOG2_E = math.log2(math.e)  # a GPU computes powers and logarithms of 2
+HALVES = ("bfloat16", "float16")  # what models are run in
 LOWEST = -1e30  # a running maximum begins here and not at -inf, since -inf - -inf is nan
 
 
@@ -20,8 +21,9 @@ class Kernel:
     dtypes = HALVES  # of those that have a field `dtype`
 
     def __post_init__(self):
-        if hasattr(self, "dtype"):
-            need_dtype(self, self.dtypes)
+        if getattr(self, "dtype", self.dtypes[0]) not in self.dtypes:
+            name, dtypes = type(self).__name__, " or ".join(self.dtypes)
+            raise KernelError(f"{name} is for {dtypes} and not for {self.dtype}: convert with .to().")
 
     @cute.jit
     def __call__(self, *arguments):
@@ -44,17 +46,14 @@ def registers(dtype, *shape) -> cute.Tensor:
 
 
 @cute.jit
-def tensor_cores(operand: cute.Tensor):
+def tensor_cores(operand):
     """mma.sync m16n8k16 for operands of this dtype and sums in float32."""
     return cute.make_tiled_mma(cute.nvgpu.warp.MmaF16BF16Op(operand.element_type, Float32, (16, 8, 16)))
 
 
 def operation(mutates: tuple[str, ...] = (), fake: Callable | None = None) -> Callable:
-    """Decorator: the function becomes `torch.ops.rlcourse.NAME`, which torch.compile keeps as one node.
-
-    fake: what gives results of the right shapes without computing them. By default it is the function itself: `launch`
-    does nothing with the fake tensors of torch.compile.
-    """
+    """Decorator: the function becomes `torch.ops.rlcourse.NAME`, one node for torch.compile. fake: gives results of the
+    right shapes without computing them; by default the function itself, as `launch` does nothing with fake tensors."""
 
     def register(function: Callable):
         found = torch.library.custom_op(f"rlcourse::{function.__name__}", function, mutates_args=mutates)

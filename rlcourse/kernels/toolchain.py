@@ -19,6 +19,7 @@ import json
 import os
 import platform
 import re
+import struct
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,19 +28,18 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from rlcourse.kernels import KernelError, cubin, dsl
+from rlcourse.kernels import KernelError, dsl
 from rlcourse.kernels.arguments import Argument, check, fake, pack, place_tensors  # noqa: F401  Argument: for lessons
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_90a", "sm_100a", "sm_120a")  # what the kernels are tested for
+REGISTERS, STACK = 0x2F, 0x12  # the attributes EIATTR_REGCOUNT and EIATTR_MIN_STACK_SIZE
+WITH_VALUE = 4  # the form of an attribute whose value follows it
 
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """A kernel's code for one architecture. Calling it with tensors launches it on torch's current stream.
-
-    shared_bytes: dynamic shared memory per block; registers, stack_bytes: per thread. A stack means spills, or an
-    array in local memory.
-    """
+    """A kernel's code for one architecture. A call with tensors launches it on torch's current stream. shared_bytes:
+    dynamic shared memory per block; registers, stack_bytes: per thread. A stack means spills, or an array in memory."""
 
     kernel: object
     arch: str
@@ -53,12 +53,8 @@ class Compiled:
         return (self.folder / "kernel.ptx").read_text()
 
     @functools.cached_property
-    def cubin(self) -> bytes:
-        return (self.folder / "kernel.cubin").read_bytes()
-
-    @functools.cached_property
     def function(self):
-        """The host function, in machine code: it takes torch's tensors as they are, so a call costs little."""
+        """The host function, in machine code: it takes torch's tensors as they are."""
         return dsl.cute.runtime.load_module(str(self.folder / "kernel.o"), enable_tvm_ffi=True).kernel
 
     def __call__(self, *tensors) -> None:
@@ -70,22 +66,21 @@ class Compiled:
 
 
 def launch(kernel, *tensors) -> None:
-    """Run a kernel on tensors of a GPU, or in the interpreter within `interpreted()`; with the fake tensors of
-    torch.compile, which have shapes only, and where there is nothing to do, nothing runs. Raises KernelError."""
+    """Run a kernel on tensors of a GPU, or in the interpreter within `interpreted()`; nothing runs with the fake
+    tensors of torch.compile, or where there is nothing to do. Raises KernelError."""
     if isinstance(tensors[0], FakeTensor) or tensors[0].is_meta or 0 in kernel.grid(*tensors):
         return
     if _interpreting:
         simulate(kernel, *tensors)
-    elif any(tensor.is_cuda for tensor in tensors if isinstance(tensor, Tensor)):
-        compiled(kernel)(*tensors)
-    else:
+        return
+    if not any(tensor.is_cuda for tensor in tensors if isinstance(tensor, Tensor)):
         name = type(kernel).__name__
         raise KernelError(f"{name} runs on an NVIDIA GPU and its tensors are on the CPU: move them with .to('cuda').")
+    compiled(kernel)(*tensors)
 
 
 def can_begin_early(device: torch.device) -> bool:
-    """Whether a kernel on this device can begin before the one before it has ended (programmatic dependent
-    launch, Hopper and later). Its blocks then come to the multiprocessors as they become free, and wait there."""
+    """Whether kernels can begin before the one before has ended (programmatic dependent launch, Hopper and later)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
@@ -104,11 +99,8 @@ def interpreted():
 
 
 def simulate(kernel, *tensors, arch: str = "sm_86", order: str = "lockstep", seed: int = 0):
-    """Run a kernel's PTX on CPU tensors, in place, and return the report of `ptx_interpreter.run`.
-
-    order, seed: how threads take turns. Raises `ptx_interpreter.PTXError` for the kernel's mistakes, KernelError for
-    tensors that it cannot take.
-    """
+    """Run a kernel's PTX on CPU tensors, in place, and return the report of `ptx_interpreter.run`. order, seed: how
+    threads take turns. Raises `ptx_interpreter.PTXError` for the kernel's mistakes, KernelError for wrong tensors."""
     import ptx_interpreter as ptx  # here, because a notebook that is graded has this module and no interpreter
 
     check(kernel, tensors, "cpu")
@@ -125,24 +117,20 @@ def simulate(kernel, *tensors, arch: str = "sm_86", order: str = "lockstep", see
 
 @functools.cache
 def workspace(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, owner: str) -> Tensor:
-    """Zeros that a kernel may write to, the same tensor at each call, since a CUDA graph keeps its address.
-
-    owner: name of the operation; two that may run at once must not share. Raises KernelError for a new one while a
-    graph is captured.
-    """
+    """Zeros that a kernel may write to, the same tensor at each call, since a CUDA graph keeps its address. owner: an
+    operation; two that may run at once must not share. Raises KernelError for a new one while a graph is captured."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise KernelError(f"{owner} meets this shape for the first time: call it once before capturing a CUDA graph.")
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def compiled(kernel, arch: str | None = None) -> Compiled:
-    """A kernel's machine code for an architecture ("sm_86", "sm_90a", ...), by default that of the GPU at hand.
-
-    This package's kernels are cached in RLCOURSE_CACHE_DIR (~/.cache/rlcourse/kernels), by a hash of source, fields,
-    architecture and compiler. Other kernels, such as a reader's, are compiled once per object. Raises KernelError
-    without a compiler or, by default, without a GPU.
-    """
-    return _compiled(kernel, arch or _gpu_arch(), None if _is_ours(kernel) else id(kernel))
+    """A kernel's machine code for an architecture ("sm_86", "sm_90a", ...), by default that of the GPU at hand. This
+    package's kernels are cached in RLCOURSE_CACHE_DIR (~/.cache/rlcourse/kernels), by a hash of source, fields,
+    architecture and compiler; a reader's are compiled once per object. Raises KernelError without a compiler or, by
+    default, without a GPU."""
+    ours = type(kernel).__module__.startswith(("rlcourse.kernels.", "rlcourse.course.kernels."))
+    return _compiled(kernel, arch or _gpu_arch(), None if ours else id(kernel))
 
 
 @functools.cache
@@ -168,7 +156,7 @@ def _build(kernel, arch: str, folder: Path) -> None:
         code.export_to_c(object_file_path=str(whole / "kernel.o"), function_name="kernel")
         (whole / "kernel.ptx").write_text(code.__ptx__)
         (whole / "kernel.cubin").write_bytes(code.__cubin__)
-        facts = {"shared_bytes": _shared_bytes(str(code.ir_module))} | cubin.resources(code.__cubin__)
+        facts = {"shared_bytes": _shared_bytes(str(code.ir_module))} | resources(code.__cubin__)
         (whole / "kernel.json").write_text(json.dumps(facts))
         with contextlib.suppress(OSError):  # somebody else was first
             whole.rename(folder)
@@ -176,14 +164,32 @@ def _build(kernel, arch: str, folder: Path) -> None:
 
 def _shared_bytes(host_code: str) -> int:
     """What the host code asks for at launch: the third field of the launch configuration."""
-    configuration = (
-        r"(%\d+) = llvm.getelementptr %\d+\[0, 2\][^\n]*i64, ptr, ptr, i32\)>\n\s*llvm.store (%\d+), \1 : i64"
-    )
-    launches = list(re.finditer(configuration, host_code))
+    field = r"(%\d+) = llvm.getelementptr %\d+\[0, 2\][^\n]*i64, ptr, ptr, i32\)>\n\s*llvm.store (%\d+), \1 : i64"
+    launches = list(re.finditer(field, host_code))
     if len(launches) != 1:
         raise KernelError(f"A kernel's host function must launch once, this one launches {len(launches)} times.")
     function = host_code[: launches[0].start()].rpartition("llvm.func")[2]
     return int(re.search(rf"{launches[0][2]} = llvm.mlir.constant\((\d+) : i64\)", function)[1])
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """Registers of a thread, and bytes of its stack, from machine code. A cubin is an ELF file, whose section .nv.info
+    lists attributes: a byte for the form, one for the attribute, and two for a short value or for the length of one
+    that follows, here a function's number and how many it needs."""
+    (table,) = struct.unpack_from("<Q", cubin, 40)
+    size, count, names = struct.unpack_from("<HHH", cubin, 58)
+    sections = [struct.unpack_from("<I20xQQ", cubin, table + i * size) for i in range(count)]  # name, start, length
+    named = {cubin[sections[names][1] + name :].partition(b"\0")[0]: place for name, *place in sections}
+    at, length = named[b".nv.info"]
+    end, found = at + length, {REGISTERS: 0, STACK: 0}
+    while at < end:
+        form, attribute, length = struct.unpack_from("<BBH", cubin, at)
+        at += 4
+        if form == WITH_VALUE:
+            if attribute in found:
+                found[attribute] = max(found[attribute], struct.unpack_from("<II", cubin, at)[1])
+            at += length
+    return {"registers": found[REGISTERS], "stack_bytes": found[STACK]}
 
 
 @functools.cache
@@ -197,29 +203,24 @@ def _gpu_arch() -> str:
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
-def _is_ours(kernel) -> bool:
-    return type(kernel).__module__.startswith(("rlcourse.kernels.", "rlcourse.course.kernels."))
-
-
 def _name(kernel) -> str:
     """RMSNorm -> rms_norm: the kernel's name in PTX and in traces."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(kernel).__name__).lower()
-
-
-@functools.cache
-def _cache(ours: bool) -> Path:
-    if not ours:
-        _temporary.append(tempfile.TemporaryDirectory(prefix="rlcourse-kernels-"))
-        return Path(_temporary[-1].name)
-    return Path(os.environ.get("RLCOURSE_CACHE_DIR") or Path.home() / ".cache" / "rlcourse" / "kernels")
 
 
 _temporary = []  # folders that go away when the process ends
 
 
 @functools.cache
+def _cache(ours: bool) -> Path:
+    if ours:
+        return Path(os.environ.get("RLCOURSE_CACHE_DIR") or Path.home() / ".cache" / "rlcourse" / "kernels")
+    _temporary.append(tempfile.TemporaryDirectory(prefix="rlcourse-kernels-"))
+    return Path(_temporary[-1].name)
+
+
+@functools.cache
 def _source(folder: Path) -> bytes:
-    """The source of this folder and of the one in which a kernel stands: what a compiled kernel depends on."""
     folders = sorted({Path(__file__).parent, folder})
     return b"".join(path.read_bytes() for folder in folders for path in sorted(folder.glob("*.py")))
 

@@ -35,11 +35,9 @@ class Case:
 
 
 def make(kernel, slots: int, position, start=None, seed: int = 0, spread: float = 1.0) -> Case:
-    """position: of each row, or one number and the number of rows as a pair; start: of each row, or None.
-
-    q, k and v are parts of one projection with 8 elements between rows; keys and values halves of one tensor, in which
-    only some of the rows are used. spread: of the scores.
-    """
+    """position: of each row, or one number and the number of rows as a pair; start: of each row, or None. q, k and v
+    are parts of one projection with 8 elements between rows; keys and values halves of one tensor, in which only some
+    of the rows are used. spread: of the scores."""
     torch.manual_seed(seed)
     dtype, size, heads, kv_heads = getattr(torch, kernel.dtype), kernel.head_size, kernel.heads, kernel.kv_heads
     at = torch.tensor(position) if isinstance(position, list) else torch.tensor(position[:1]).expand(position[1])

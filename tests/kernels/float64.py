@@ -14,11 +14,9 @@ ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 1e-5}  
 class Case:
     """What an operation takes, and a formula in float64 for what it gives: its results and then the arguments number
     `changed`. grads: of the results; where there are some, the gradients of the first `leaves` arguments are compared.
-
     near: by how many roundings a number may be off, and by how many of the largest number, for sums of rounded parts;
     floor: by how much if it is a float32, or if all should be 0. reference: gives the results, or the first of them, on
-    a CPU.
-    """
+    a CPU."""
 
     operation: Callable
     arguments: tuple

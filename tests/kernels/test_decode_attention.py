@@ -54,6 +54,8 @@ def kernels(*these, every: int):
 def test_rows_of_differing_lengths_from_one_token_to_a_full_cache(kernel):
     check(make(kernel, SLOTS, [97, 0, 33, SLOTS - 1], start=[3, 0, 17, 50]))
     check(make(kernel, 1, (0, 2)))
+    tokens = [2, 15, 16, 17, 63, 64, 65, 127, 129]  # around those of tiles
+    check(make(kernel, SLOTS, [n + 1 for n in tokens], start=[2] * len(tokens)))
 
 
 @kernels(*ALL, every=3)
@@ -63,12 +65,6 @@ def test_idle_rows_and_rows_that_begin_after_their_end_give_no_nan(kernel):
     assert (case.out[[0, 2, 3]] == 0).all()
     if kernel.padded and not case.fused:
         assert (case.out[[1, 4]] == 0).all()
-
-
-@kernels(*ALL, every=5)
-def test_lengths_around_those_of_tiles(kernel):
-    tokens = [2, 15, 16, 17, 63, 64, 65, 127, 129]
-    check(make(kernel, SLOTS, [n + 1 for n in tokens], start=[2] * len(tokens)))
 
 
 @kernels(

@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launching import DEVICE
 
-from rlcourse.kernels import decode_ops
 from rlcourse.kernels.decode_common import decode_attention_reference
 from rlcourse.kernels.decode_new_token import fused_decode_attention_reference
-from rlcourse.kernels.decode_ops import MOST_PIECES, choose, choose_splits, decode_attention, fused_decode_attention
-from rlcourse.kernels.toolchain import compiled, interpreted
+from rlcourse.kernels.decode_ops import MOST_PIECES, choose_splits, decode_attention, fused_decode_attention
+from rlcourse.kernels.toolchain import interpreted
 
 BF16 = torch.bfloat16
 
@@ -77,15 +76,3 @@ def test_splits_fit_the_workspace_and_leave_each_block_work(pairs, slots, multip
     assert splits in (1, 2, 4, 8, 16)
     if splits > 1:
         assert pairs * splits <= min(MOST_PIECES, 2 * multiprocessors) and slots // splits >= 512
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("shape", "angles"), [((14, 2, 64), None), ((16, 8, 128), "float32")])
-def test_what_is_chosen_stays_in_registers(shape, angles, monkeypatch):
-    monkeypatch.setattr(decode_ops, "_multiprocessors", lambda device: 132)
-    monkeypatch.setattr(decode_ops, "can_begin_early", lambda device: True)
-    heads, kv_heads, size = shape
-    for rows, slots in ((1, 512), (256 // kv_heads, 512), (1024 // kv_heads, 512), (1024 // kv_heads, 2048)):
-        q, cache = (rows, heads, size), (rows, kv_heads, slots, size)
-        kernel = choose.__wrapped__(q, cache, "bfloat16", torch.device("cpu"), True, angles, ahead=not angles)
-        assert compiled(kernel, "sm_90a").stack_bytes == 0, kernel

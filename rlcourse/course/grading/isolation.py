@@ -12,7 +12,7 @@ VISIBLE = (
     "course/__init__.py", "course/start.py", "course/calls.py", "course/figures.py",
     "course/grading/worker.py", "course/grading/cells.py",
     "course/kernels/trace.py", "course/lessons/curve_records.py",
-    "kernels/__init__.py", "kernels/arguments.py", "kernels/cubin.py", "kernels/dsl.py", "kernels/toolchain.py",
+    "kernels/__init__.py", "kernels/arguments.py", "kernels/dsl.py", "kernels/toolchain.py",
     "measure/__init__.py", "measure/machine.py", "measure/plots.py", "measure/records.py",
     "sandbox/namespaces.py", "sandbox/wire.py",
 )  # fmt: skip

@@ -1,8 +1,5 @@
-"""One step of AdamW over a flat buffer: all parameters lie one after the other, so one launch updates the whole model.
-
-The trained weights are float32, and the launch also writes the 16-bit copy that the model computes with. The step is
-memory-bound: 28 bytes per parameter with 16-bit gradients, and a handful of operations.
-"""
+"""One step of AdamW over a flat buffer, so one launch updates the whole model: float32 weights, and the 16-bit copy
+that the model computes with. It is memory-bound: 28 bytes per parameter with 16-bit gradients."""
 
 import math
 from dataclasses import dataclass
@@ -35,8 +32,7 @@ def adamw_reference(
 
 @dataclass(frozen=True)
 class AdamW(Kernel):
-    """`adamw_reference`. rate: lr / (1 - beta1^step); correction: (1 - beta2^step)^(-1/2); keep: 1 - lr * weight_decay,
-    numbers that change from step to step and are made once, on the host."""
+    """`adamw_reference`. rate: lr / (1 - beta1^step); correction: (1 - beta2^step)^(-1/2); keep: 1 - lr * decay."""
 
     grad_dtype: str
     dtype: str
@@ -55,10 +51,8 @@ class AdamW(Kernel):
         return -(-grad.shape[0] // (VECTOR * self.threads)), 1, 1
 
     @cute.kernel
-    def kernel(self, grad: cute.Tensor, master: cute.Tensor, mean: cute.Tensor, square: cute.Tensor,
-               weight: cute.Tensor, rate: Float32, correction: Float32, keep: Float32):  # fmt: skip
-        thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
+    def kernel(self, grad, master, mean, square, weight, rate: Float32, correction: Float32, keep: Float32):
+        (thread, _, _), (block, _, _) = cute.arch.thread_idx(), cute.arch.block_idx()
         piece = block * self.threads + thread
         g, rounded = (cute.make_rmem_tensor(VECTOR, t.element_type) for t in (grad, weight))
         w, m, v = (cute.make_rmem_tensor(VECTOR, Float32) for _ in range(3))
@@ -78,9 +72,7 @@ class AdamW(Kernel):
                     master[at], mean[at], square[at], weight[at] = w[i], m[i], v[i], rounded[i]
 
     @cute.jit
-    def move(self, grad: cute.Tensor, master: cute.Tensor, mean: cute.Tensor, square: cute.Tensor, weight: cute.Tensor,
-             i, rate: Float32, correction: Float32, keep: Float32):  # fmt: skip
-        """Parameter i of a thread's piece."""
+    def move(self, grad, master, mean, square, weight, i, rate: Float32, correction: Float32, keep: Float32):
         g = grad[i].to(Float32)
         mean[i] = mean[i] * self.beta1 + g * (1 - self.beta1)
         square[i] = square[i] * self.beta2 + g * g * (1 - self.beta2)
@@ -95,8 +87,7 @@ def adamw(
     beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01,
 ) -> None:  # fmt: skip
     """`adamw_reference` in one launch: grad [n] bfloat16, float16 or float32; master, mean, square float32 [n]; weight
-    bfloat16 or float16 [n]. What step and lr are is part of the launch: a CUDA graph would keep them as they were.
-    Raises KernelError."""
+    bfloat16 or float16 [n]. step and lr are part of the launch: a CUDA graph would keep them. Raises KernelError."""
     if step < 1:
         raise KernelError(f"AdamW counts steps from 1 and got {step}.")
     kernel = AdamW(type_name(grad), type_name(weight), beta1, beta2, eps)

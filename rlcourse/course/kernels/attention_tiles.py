@@ -5,10 +5,8 @@ All of them multiply with mma.sync m16n8k16, in two forms:
     products     scores [16, 16] = a [16, D] times b^T [D, 16]
     accumulate   acc [16, D] += weights [16, 16] times b [16, D]
 
-An instruction wants certain rows and columns of each lane. But which dimension is "number 3" of a sum does not matter
-as long as both factors agree, nor which dimension is "column 3" of a result as long as it is written where it belongs.
-So numbers are given such that what a lane needs are 16 bytes that lie together. Lane 4 g + c, with g in 0..7 and c in
-0..3, holds
+Dimensions are numbered such that what a lane needs are 16 bytes that lie together, as in
+`rlcourse/kernels/decode_attention.py`. Lane 4 g + c, with g in 0..7 and c in 0..3, holds
 
     of rows (a, and b of `products`)   dimensions 8c..8c+7 of each 32, of rows g and g + 8
     of columns (b of `accumulate`)     dimensions 8g..8g+7 of each 64, of rows 2c, 2c + 1, 2c + 8, 2c + 9
@@ -66,19 +64,18 @@ class AttentionKernel(Kernel):
 @cute.jit
 def own_tile():
     """The first row of this warp's tile, and the lane's g and c."""
-    thread, _, _ = cute.arch.thread_idx()
-    block, _, _ = cute.arch.block_idx()
+    (thread, _, _), (block, _, _) = cute.arch.thread_idx(), cute.arch.block_idx()
     return (block * WARPS + thread // 32) * TILE, thread % 32 // 4, thread % 4
 
 
 @cute.jit
-def chunks(x: cute.Tensor, head):
+def chunks(x, head):
     """A head of x [tokens, heads, D] as 16-byte chunks: [(1, 8), tokens, D / 8]."""
     return cute.tiled_divide(x[None, head, None], (1, 8))
 
 
 @cute.jit
-def load_rows(x: cute.Tensor, base, g, c, size: cutlass.Constexpr):
+def load_rows(x, base, g, c, size: cutlass.Constexpr):
     """Rows base..base+15 of a head in the layout of rows: [8, D / 32, rows g and g + 8]. Past the end, the last row."""
     held = registers(x.element_type, 8, size // 32, 2)
     for half in range_constexpr(2):
@@ -89,7 +86,7 @@ def load_rows(x: cute.Tensor, base, g, c, size: cutlass.Constexpr):
 
 
 @cute.jit
-def load_columns(x: cute.Tensor, base, g, c, size: cutlass.Constexpr):
+def load_columns(x, base, g, c, size: cutlass.Constexpr):
     """Rows base..base+15 of a head in the layout of columns: [8, D / 64, 4 rows]. Past the end, the last row."""
     held = registers(x.element_type, 8, size // 64, 4)
     for i in range_constexpr(4):
@@ -100,7 +97,7 @@ def load_columns(x: cute.Tensor, base, g, c, size: cutlass.Constexpr):
 
 
 @cute.jit
-def left_operand(rows: cute.Tensor):
+def left_operand(rows):
     """Rows as left operand of `products`: ((pair, row g or g + 8, half of 16), 1, D / 16)."""
     steps = const_expr(2 * rows.shape[1])
     operand = registers(rows.element_type, (2, 2, 2), 1, steps)
@@ -111,9 +108,8 @@ def left_operand(rows: cute.Tensor):
 
 
 @cute.jit
-def products(left: cute.Tensor, rows: cute.Tensor):
-    """Scores ((column pair, row g or g + 8), 1, columns 0-7 or 8-15): those of each row of `left` with each of
-    `rows`."""
+def products(left, rows):
+    """Scores ((column pair, row g or g + 8), 1, columns 0-7 or 8-15): of rows of `left` and `rows`."""
     scores, steps = registers(Float32, (2, 2), 1, 2), const_expr(left.shape[2])
     layout = cute.make_layout(((2, 2), 2, steps), stride=((1, 2), 4 * steps, 4))
     right = cute.make_tensor(rows.iterator, layout)  # the registers are in the instruction's order as they came
@@ -123,7 +119,7 @@ def products(left: cute.Tensor, rows: cute.Tensor):
 
 
 @cute.jit
-def accumulate(acc: cute.Tensor, weights: cute.Tensor, columns: cute.Tensor):
+def accumulate(acc, weights, columns):
     """acc ((column pair, row g or g + 8), 1, D / 8) += weights times the rows in `columns`. A register of the right
     operand holds one dimension of two rows, those that came hold two dimensions of one: hence the moves."""
     dtype, tiles = columns.element_type, const_expr(8 * columns.shape[1])
@@ -138,7 +134,7 @@ def accumulate(acc: cute.Tensor, weights: cute.Tensor, columns: cute.Tensor):
 
 
 @cute.jit
-def write_rows(out: cute.Tensor, acc: cute.Tensor, factors: cute.Tensor, base, g, c):
+def write_rows(out, acc, factors, base, g, c):
     """Rows of acc, each times its factor, to a head's rows base..base+15, rounded once; none past the end."""
     chunk = cute.make_rmem_tensor(8, out.element_type)
     for half in range_constexpr(2):

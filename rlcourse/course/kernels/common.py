@@ -37,14 +37,13 @@ class PerPiece(Kernel):
     @cute.jit
     def place(self):
         """This thread's row and piece."""
-        thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
+        (thread, _, _), (block, _, _) = cute.arch.thread_idx(), cute.arch.block_idx()
         index = block * self.threads + thread
         return index // self.pieces, index % self.pieces
 
 
 @cute.jit
-def load(row: cute.Tensor, held: cute.Tensor, lane, lanes: cutlass.Constexpr = LANES, full: cutlass.Constexpr = True):
+def load(row, held, lane, lanes: cutlass.Constexpr = LANES, full: cutlass.Constexpr = True):
     """A thread's pieces [numbers in 16 bytes, pieces] of a row; neighbouring threads take neighbouring pieces. full:
     every thread has all of its pieces; without, some of the last ones are past the end, and stay as they are."""
     vector = const_expr(held.shape[0])
@@ -55,7 +54,7 @@ def load(row: cute.Tensor, held: cute.Tensor, lane, lanes: cutlass.Constexpr = L
 
 
 @cute.jit
-def store(held: cute.Tensor, row: cute.Tensor, lane, lanes: cutlass.Constexpr = LANES, full: cutlass.Constexpr = True):
+def store(held, row, lane, lanes: cutlass.Constexpr = LANES, full: cutlass.Constexpr = True):
     """The way back of `load`."""
     vector = const_expr(held.shape[0])
     pieces, count = cute.tiled_divide(row, (vector,)), const_expr(row.shape[0] // vector)
@@ -65,7 +64,7 @@ def store(held: cute.Tensor, row: cute.Tensor, lane, lanes: cutlass.Constexpr = 
 
 
 @cute.jit
-def load_logits(row: cute.Tensor, piece, held: cute.Tensor):
+def load_logits(row, piece, held):
     """A 16-byte piece of a row; past the end of a row that isn't a multiple of that, -inf."""
     vector = const_expr(cute.size(held))
     if (piece + 1) * vector <= row.shape[0]:

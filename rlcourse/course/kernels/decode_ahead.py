@@ -1,10 +1,7 @@
-"""Decode attention, the second step once more: the arithmetic of `decode_split`, with loads that are ahead of it.
-
-The third step (`rlcourse/kernels/decode_attention.py`) differs from the second in several things: its products run on
-tensor cores, more bytes are in flight, the grid is another one, and on some GPUs it starts early. This kernel has more
-bytes in flight and changes nothing else, so that a measurement can tell what they bring by themselves. It is there for
-that. They have no more time than before: the assembler moves the loads of a round behind most of its arithmetic.
-"""
+"""Decode attention, the second step once more: the arithmetic of `decode_split`, with loads that are ahead of it. The
+third step (`rlcourse/kernels/decode_attention.py`) differs from the second in several things; this kernel has more
+bytes in flight and changes nothing else, so that a measurement can tell what they bring by themselves. They have no
+more time than before: the assembler moves the loads of a round behind most of its arithmetic."""
 
 from dataclasses import dataclass
 
@@ -16,8 +13,7 @@ from rlcourse.kernels.dsl import const_expr, cute, cutlass, range_constexpr
 
 @dataclass(frozen=True)
 class AheadDecode(SplitDecode):
-    """The kernel, with the fields of `SplitDecode`. tiles: of a block that are in flight at a time; a block works on
-    one and asks for the one that comes `tiles` later."""
+    """The kernel, with the fields of `SplitDecode`. tiles: of a block that are in flight at a time."""
 
     tiles: int = 2
 
@@ -26,10 +22,7 @@ class AheadDecode(SplitDecode):
 
 
 @cute.jit
-def attend(
-    queries: cute.Tensor, keys: cute.Tensor, values: cute.Tensor, first, last, threads: cutlass.Constexpr,
-    tiles: cutlass.Constexpr,
-):  # fmt: skip
+def attend(queries, keys, values, first, last, threads: cutlass.Constexpr, tiles: cutlass.Constexpr):
     """`decode_simple.attend`, where the loads of a tile of tokens come `tiles` tiles before their use."""
     size = queries.shape[1]
     tokens = const_expr(threads * 8 // size)
@@ -51,7 +44,7 @@ def attend(
 
 
 @cute.jit
-def load(key: cute.Tensor, value: cute.Tensor, keys: cute.Tensor, values: cute.Tensor, tile, token, last, column):
+def load(key, value, keys, values, tile, token, last, column):
     """A lane's 16 bytes of a token's key and value. Past the end it reads the last one again, which does not count."""
     slot = cutlass.min(token, last - 1)
     cute.autovec_copy(chunks(keys)[None, slot, column], key[None, None, tile])

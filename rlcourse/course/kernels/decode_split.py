@@ -1,10 +1,7 @@
-"""Decode attention, second step: several blocks share a row's tokens (split-KV, also called Flash-Decoding).
-
-With `splits` blocks for each row and key-value head there are enough of them to occupy the card. Each does what the
-block of `decode_simple` does, over its share of the tokens. The last one to arrive puts the partials together, so one
-launch is enough. The lesson of this version: on a small card it is bound by memory; on an H200 it stays well below what
-memory and the CUDA cores allow, probably since each warp, with 80 instructions a token, waits for itself.
-"""
+"""Decode attention, second step: several blocks share a row's tokens (split-KV, also called Flash-Decoding). Each of
+`splits` blocks does what the block of `decode_simple` does, over its share of the tokens, and the last one to arrive
+puts the partials together. The lesson of this version: on a small card it is bound by memory; on an H200 it stays well
+below what memory and the CUDA cores allow, probably since each warp, with 80 instructions a token, waits for itself."""
 
 from dataclasses import dataclass
 
@@ -22,10 +19,7 @@ class SplitDecode(DecodeKernel):
     threads = 128
 
     @cute.kernel
-    def kernel(
-        self, q: cute.Tensor, k_cache: cute.Tensor, v_cache: cute.Tensor, position: cute.Tensor, start: cute.Tensor,
-        out: cute.Tensor, partial_acc: cute.Tensor, partial_ml: cute.Tensor, arrived: cute.Tensor,
-    ):  # fmt: skip
+    def kernel(self, q, k_cache, v_cache, position, start, out, partial_acc, partial_ml, arrived):
         split, kv_head, row = cute.arch.block_idx()
         group = const_expr(self.heads // self.kv_heads)
         newest, first = tokens_of_row(position, start, row, k_cache.shape[2])

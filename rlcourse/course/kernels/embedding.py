@@ -1,10 +1,7 @@
-"""The embedding: a row of a table for each token, and the gradient of the table.
-
-Backward, a row of the table gets the sum of its tokens' gradients. Atomic additions would change the order of that
-sum, and so its last bits, from run to run. So a stable sort puts equal tokens next to each other, in runs, and one
-thread adds up a piece of a run in order. Text repeats a few tokens very often, and a thread with a run of a thousand
-rows would finish last. So runs are cut into chunks of 32, and a second launch adds up the chunks of longer runs.
-"""
+"""The embedding: a row of a table for each token, and the gradient of the table. Backward, a row of the table gets the
+sum of its tokens' gradients. Atomic additions would change the order of that sum from run to run. So a stable sort puts
+equal tokens next to each other, in runs, and one thread adds up a piece of a run in order. Runs are cut into chunks of
+32, as text repeats a few tokens very often, and a second launch adds up the chunks of longer runs."""
 
 from dataclasses import dataclass
 
@@ -38,7 +35,7 @@ class Embedding(PerPiece):
         return -(-token.shape[0] * self.pieces // self.threads), 1, 1
 
     @cute.kernel
-    def kernel(self, table: cute.Tensor, token: cute.Tensor, y: cute.Tensor):
+    def kernel(self, table, token, y):
         row, piece = self.place()
         if row < token.shape[0]:
             held = cute.make_rmem_tensor(VECTOR, table.element_type)
@@ -49,11 +46,9 @@ class Embedding(PerPiece):
 @dataclass(frozen=True)
 class EmbeddingBackward(PerPiece):
     """dtable [vocabulary, hidden] float32 += sums of dy [tokens, hidden], for runs of one chunk; of longer runs, each
-    chunk's sum goes into sums [windows, 2, hidden]. The four lists [tokens] are those of `runs`.
-
-    A window is 32 places. Of longer runs, no two first chunks begin in the same window, whose sums are at [window, 0],
-    and no two others, whose sums are at [window, 1].
-    """
+    chunk's sum goes into sums [windows, 2, hidden]. The four lists [tokens] are those of `runs`. A window is 32 places.
+    Of longer runs, no two first chunks begin in the same window, whose sums are at [window, 0], and no two others,
+    whose sums are at [window, 1]."""
 
     width: int
     dtype: str
@@ -66,8 +61,7 @@ class EmbeddingBackward(PerPiece):
         return *of_runs(), source, dy, Argument("dtable", "float32", ("vocabulary", self.width)), sums
 
     @cute.kernel
-    def kernel(self, token: cute.Tensor, begin: cute.Tensor, end: cute.Tensor, source: cute.Tensor, dy: cute.Tensor,
-               dtable: cute.Tensor, sums: cute.Tensor):  # fmt: skip
+    def kernel(self, token, begin, end, source, dy, dtable, sums):
         place, piece = self.place()
         room = room_for_rows(dy.element_type, self.threads)
         if place < token.shape[0]:
@@ -98,7 +92,7 @@ class LongRuns(PerPiece):
         return -(-sums.shape[0] * self.pieces // self.threads), 1, 1
 
     @cute.kernel
-    def kernel(self, token: cute.Tensor, begin: cute.Tensor, end: cute.Tensor, sums: cute.Tensor, dtable: cute.Tensor):
+    def kernel(self, token, begin, end, sums, dtable):
         window, piece = self.place()
         room = room_for_rows(Float32, self.threads)
         # Where the next window begins, a longer run that begins in this one is still there.
@@ -123,12 +117,9 @@ def room_for_rows(dtype: cutlass.Constexpr, threads: cutlass.Constexpr):
 
 
 @cute.jit
-def add_rows(rows: cute.Tensor, which, first, last, piece, room: cute.Tensor):
-    """The sum, float32, of a piece of 16 bytes of rows[which[first : last]]; of rows[first : last] where which is None.
-
-    AHEAD rows are on their way at a time, into shared memory: the compiler, to save registers, would load a row when it
-    has added the one before.
-    """
+def add_rows(rows, which, first, last, piece, room):
+    """The float32 sum of a piece of rows[which[first : last]]; of rows[first : last] where which is None. AHEAD rows
+    are on their way at a time, into shared memory: into registers the compiler would load one after the other."""
     copy = cute.make_copy_atom(cute.nvgpu.cpasync.CopyG2SOp(), rows.element_type, num_bits_per_copy=128)
     added, held = (cute.make_rmem_tensor(room.shape[0], dtype) for dtype in (Float32, rows.element_type))
     added.fill(0.0)
@@ -147,7 +138,7 @@ def add_rows(rows: cute.Tensor, which, first, last, piece, room: cute.Tensor):
 
 
 @cute.jit
-def add_to(row: cute.Tensor, added: cute.Tensor, piece):
+def add_to(row, added, piece):
     """A piece of the row += added, as many numbers."""
     size = const_expr(cute.size(added))
     held, target = cute.make_rmem_tensor(size, Float32), cute.tiled_divide(row, (size,))[None, piece]
@@ -180,8 +171,7 @@ def embedding(table: Tensor, token: Tensor) -> Tensor:
 @operation(mutates=("dtable",))
 def embedding_backward(token: Tensor, dy: Tensor, dtable: Tensor) -> None:
     """dtable [vocabulary, hidden] float32 += the sum of dy [tokens, hidden] over each row's tokens, with the same bits
-    every time. It adds, so that a head that shares the table can have added its part before. dy bfloat16 or float16,
-    the stride of rows free. Raises KernelError."""
+    every time. dy bfloat16 or float16, the stride of rows free. Raises KernelError."""
     *lists, source = runs(token)
     sums = dtable.new_empty(-(-token.shape[0] // CHUNK), 2, dtable.shape[1])
     launch(EmbeddingBackward(dy.shape[1], type_name(dy)), *lists, source, dy, dtable, sums)

@@ -26,7 +26,6 @@ def run(kernel, *tensors, **order) -> Report:
 
 
 def name_line(error: PTXError, ptx: str, line_of: Callable[[str, int], str] = linecache.getline) -> None:
-    """Have an error name the line of Python behind it, if the PTX knows one. line_of: a line of a file by its number"""
     found = python_line(ptx, error.line, line_of)
     if found:
         error.message += f"\n  Python line {found[0]}: {found[1]}"

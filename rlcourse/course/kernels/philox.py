@@ -27,9 +27,8 @@ def philox_reference(counter: list[Tensor], key: list[Tensor]) -> list[Tensor]:
 
 
 def random_bits_reference(seed: Tensor, counter: Tensor, size: int) -> Tensor:
-    """32 random bits for each row and place: int64 [rows, size]. seed int64 [1] is the key, counter int64 [rows]
-    are words 1 and 2 of the counter. Word 0 is the place divided by 4; the remainder chooses one of the four words
-    that come."""
+    """32 random bits for each row and place: int64 [rows, size]. seed int64 [1] is the key, counter int64 [rows] are
+    words 1 and 2 of the counter. Word 0 is the place divided by 4; the remainder chooses one of the four words."""
     four = torch.arange(-(-size // 4), device=counter.device)
     row = counter[:, None]
     words = [four, row & WORD, row >> 32 & WORD, torch.zeros_like(row)]
@@ -39,10 +38,7 @@ def random_bits_reference(seed: Tensor, counter: Tensor, size: int) -> Tensor:
 
 def gumbel_reference(bits: Tensor) -> Tensor:
     """Gumbel noise from 32 random bits, in float64: -ln(-ln(1 - u)) for u = (bits + 1/2) / 2^32, never 0 and never 1.
-
-    Large noise comes from small u, which are finely spaced; with -ln(-ln(u)) it would come from u next to 1, and tokens
-    of probability below 1e-7 would never be drawn.
-    """
+    Large noise comes from small u, which are finely spaced; with -ln(-ln(u)) rare tokens would never be drawn."""
     return -torch.log(-torch.log1p(-(bits.double() + 0.5) / 2**32))
 
 

@@ -1,20 +1,14 @@
-"""RMSNorm and the residual addition before it, in training: the gradients of the sum and the weight.
-
-Forward it is the kernel of `rms_norm.py`, which keeps the sum for the backward pass. The sum's gradient has two parts,
-one through the norm and one along the residual stream, and both terms of the sum get all of it.
-
-Backward, each warp takes every so many rows and sums its part of the weight's gradient in registers, as in
-`rms_norm_backward.py`. Two more things are for speed: while a warp works on a row, `cp.async` copies the next one into
-shared memory (the compiler would put off loads into registers), and the warps of a block add up their parts in shared
-memory, which leaves few for `column_sum.py`.
-"""
+"""RMSNorm and the residual addition before it, in training: the gradients of the sum and the weight. The sum's gradient
+has two parts, one through the norm and one along the residual stream. Each warp takes every so many rows and sums its
+part of the weight's gradient in registers, as in `rms_norm_backward.py`. For speed, while a warp works on a row,
+`cp.async` copies the next one into shared memory (the compiler would put off loads into registers), and the warps of a
+block add up their parts there, which leaves few for `column_sum`."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rlcourse.course.kernels.column_sum import column_sum
 from rlcourse.course.kernels.common import LANES, VECTOR, check_width, load, store
 from rlcourse.course.kernels.rms_norm import RMSNorm, rms_norm_reference
 from rlcourse.kernels.arguments import Argument, type_name
@@ -24,11 +18,11 @@ from rlcourse.kernels.toolchain import launch
 
 MOST_PIECES = 8  # of 16 bytes: a thread keeps two rows' worth of them, one in float32, and has 255 registers
 PROGRAMS = 264  # two for each processor of an H200
+SUM_WARPS, AHEAD = 32, 12  # of a column sum: warps of a block, and numbers of a thread that are on their way
 
 
 def residual_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """total = x + residual, rounded to its dtype, and y = total / sqrt(mean(total^2) + eps) * weight, rounded once, at
-    the end; all [rows, hidden] but weight [hidden]."""
+    """total = x + residual, rounded to its dtype, and its RMSNorm; all [rows, hidden] but weight [hidden]."""
     total = (x.float() + residual.float()).to(x.dtype)
     return total, rms_norm_reference(total, weight, eps)
 
@@ -70,10 +64,8 @@ class ResidualNormBackward(Kernel):
         return partial.shape[0], 1, 1
 
     @cute.kernel
-    def kernel(self, total: cute.Tensor, weight: cute.Tensor, dtotal: cute.Tensor, dy: cute.Tensor, dx: cute.Tensor,
-               partial: cute.Tensor):  # fmt: skip
-        thread, _, _ = cute.arch.thread_idx()
-        program, _, _ = cute.arch.block_idx()
+    def kernel(self, total, weight, dtotal, dy, dx, partial):
+        (thread, _, _), (program, _, _) = cute.arch.thread_idx(), cute.arch.block_idx()
         warp, lane, rows = thread // LANES, thread % LANES, total.shape[0]
         room = cute.make_layout((self.hidden, 3, 2, self.warps))
         slots = cutlass.memory.SmemAllocator().allocate_tensor(total.element_type, room, 16)
@@ -114,7 +106,7 @@ class ResidualNormBackward(Kernel):
 
 
 @cute.jit
-def fetch(tensors, row, slot: cute.Tensor, lane):
+def fetch(tensors, row, slot, lane):
     """Asks for a lane's pieces of a row of each tensor, if there is such a row, into slot [hidden, tensors] of shared
     memory. A lane asks for what it will read itself, so it is enough that it waits itself, without a barrier."""
     copies = cute.nvgpu.cpasync
@@ -132,7 +124,7 @@ def fetch(tensors, row, slot: cute.Tensor, lane):
 
 
 @cute.jit
-def sums_over_row(held: cute.Tensor, grad: cute.Tensor, scale: cute.Tensor):
+def sums_over_row(held, grad, scale):
     """Of x * x and of x * weight * dy, for all lanes of a warp."""
     squares, product = Float32(0.0), Float32(0.0)
     for i in range_constexpr(held.shape[1]):
@@ -144,7 +136,7 @@ def sums_over_row(held: cute.Tensor, grad: cute.Tensor, scale: cute.Tensor):
 
 
 @cute.jit
-def add_parts(parts: cute.Tensor, total: cute.Tensor, thread, threads: cutlass.Constexpr):
+def add_parts(parts, total, thread, threads: cutlass.Constexpr):
     """total [hidden] = the sum of parts [hidden, warps], always in the same order."""
     added, part = (cute.make_rmem_tensor(4, Float32) for _ in range(2))
     for piece in range(thread, total.shape[0] // 4, threads):
@@ -155,9 +147,55 @@ def add_parts(parts: cute.Tensor, total: cute.Tensor, thread, threads: cutlass.C
         cute.autovec_copy(added, cute.tiled_divide(total, (4,))[None, piece])
 
 
+@dataclass(frozen=True)
+class ColumnSum(Kernel):
+    """total [columns] = parts [rows, columns].sum(0), float32: how the blocks' parts of a weight's gradient become one,
+    in one order. A block takes 32 columns, a lane one of them; its warps share the rows."""
+
+    columns: int
+
+    threads = LANES * SUM_WARPS
+
+    def arguments(self) -> tuple:
+        total = Argument("total", "float32", (self.columns,), output=True)
+        return Argument("parts", "float32", ("rows", self.columns)), total
+
+    def grid(self, parts, total):
+        return -(-self.columns // LANES), 1, 1
+
+    @cute.kernel
+    def kernel(self, parts, total):
+        (thread, _, _), (block, _, _) = cute.arch.thread_idx(), cute.arch.block_idx()
+        warp, lane = thread // LANES, thread % LANES
+        column, added = block * LANES + lane, Float32(0.0)
+        held = cute.make_rmem_tensor(AHEAD, Float32)
+        by_warp = cutlass.memory.SmemAllocator().allocate_tensor(Float32, cute.make_layout((LANES, SUM_WARPS)), 4)
+        if column < self.columns:
+            for base in range(warp, parts.shape[0], SUM_WARPS * AHEAD):
+                held.fill(0.0)
+                for i in range_constexpr(AHEAD):
+                    if base + i * SUM_WARPS < parts.shape[0]:
+                        held[i] = parts[base + i * SUM_WARPS, column]
+                added += held.load().reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
+        by_warp[lane, warp] = added
+        cute.arch.sync_threads()
+        if thread < LANES and column < self.columns:
+            added = Float32(0.0)
+            for other in range_constexpr(SUM_WARPS):
+                added += by_warp[lane, other]
+            total[column] = added
+
+
+def column_sum(parts: Tensor) -> Tensor:
+    """parts [rows, columns].sum(0), float32, in one launch. Raises KernelError."""
+    total = parts.new_empty(parts.shape[1])
+    launch(ColumnSum(parts.shape[1]), parts, total)
+    return total
+
+
 @operation()
 def residual_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`residual_norm_reference` in one launch, with gradients; bfloat16 or float16, the strides of rows free. Raises
+    """`residual_norm_reference` in one launch, with gradients; bfloat16, float16; rows' strides free. Raises
     KernelError."""
     total, y = x.new_empty(x.shape), x.new_empty(x.shape)
     launch(RMSNorm(x.shape[1], type_name(x), eps, add=True, apart=True), x, residual, weight, y, total)

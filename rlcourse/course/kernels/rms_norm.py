@@ -1,8 +1,5 @@
 """RMSNorm, alone or with the residual addition before it, in place (inference) or not (training): one read and one
-write of each row.
-
-Up to 32 threads keep a row in registers. Sums go from thread to thread by shuffles, without shared memory, and all of
-a thread's loads are issued before the first result is used.
+write of each row. Up to 32 threads keep a row in registers, and all of a thread's loads are issued before one is used.
 """
 
 from dataclasses import dataclass
@@ -22,8 +19,7 @@ HELD_EARLY = 10  # pieces of the weights for which there are registers while the
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32, rounded once, at the end (Zhang and
-    Sennrich 2019, arXiv:1910.07467)."""
+    """x / sqrt(mean(x^2) + eps) * weight, in float32, rounded once (Zhang and Sennrich 2019, arXiv:1910.07467)."""
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (normed * weight.float()).to(x.dtype)
@@ -72,12 +68,11 @@ class RMSNorm(Kernel):
         return -(-x.shape[0] // (self.threads // self.lanes)), 1, 1
 
     @cute.kernel
-    def kernel(self, x: cute.Tensor, residual, weight: cute.Tensor, y: cute.Tensor, total=None):
+    def kernel(self, x, residual, weight, y, total=None):
         if const_expr(self.early):
             cute.arch.griddepcontrol_launch_dependents()
             cute.arch.griddepcontrol_wait()
-        thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
+        (thread, _, _), (block, _, _) = cute.arch.thread_idx(), cute.arch.block_idx()
         row, lane = block * (self.threads // self.lanes) + thread // self.lanes, thread % self.lanes
         held, scale = (cute.make_rmem_tensor((VECTOR, self.pieces), x.element_type) for _ in range(2))
         if const_expr(self.pieces <= HELD_EARLY):
@@ -108,8 +103,7 @@ class RMSNorm(Kernel):
 
 @operation()
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm of the rows of x [rows, hidden], whose stride is free, times weight [hidden]; bfloat16 or float16. As
-    `rms_norm_reference`. Returns [rows, hidden]. Raises KernelError."""
+    """`rms_norm_reference` of x [rows, hidden], whose stride of rows is free; bfloat16, float16. Raises KernelError."""
     y = x.new_empty(x.shape)
     launch(RMSNorm(x.shape[-1], type_name(x), eps, early=can_begin_early(x.device)), x, None, weight, y)
     return y
@@ -117,8 +111,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @operation(mutates=("residual",))
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """residual [rows, hidden] += x [rows, hidden] in place; returns the RMSNorm of the sum, [rows, hidden]. As
-    `add_rms_norm_reference`: what stands between two layers of Qwen. Raises KernelError."""
+    """`add_rms_norm_reference`: what stands between two layers of Qwen. Raises KernelError."""
     y = x.new_empty(x.shape)
     kernel = RMSNorm(x.shape[-1], type_name(x), eps, add=True, early=can_begin_early(x.device))
     launch(kernel, x, residual, weight, y)

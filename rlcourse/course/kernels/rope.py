@@ -1,8 +1,6 @@
-"""Rotary positions (RoPE): turns every token's queries and keys, and turns their gradients back.
-
-The gradient of a rotation is the rotation by minus the angle. So one kernel is both passes, and the backward pass needs
-only the positions. One half of a head turns against the other: a thread takes 16 bytes of each half.
-"""
+"""Rotary positions (RoPE): turns every token's queries and keys, and turns their gradients back: the gradient of a
+rotation is the rotation by minus the angle, so one kernel is both passes. A thread takes 16 bytes of each half of a
+head."""
 
 from dataclasses import dataclass
 
@@ -18,11 +16,8 @@ from rlcourse.kernels.toolchain import launch
 
 def rope_reference(x: Tensor, cos: Tensor, sin: Tensor, position: Tensor, back: bool = False) -> Tensor:
     """Each head of x [tokens, heads, head] turned by its token's position, or with `back` by minus that, in float32,
-    rounded once, at the end.
-
-    cos, sin float32 [positions, head / 2]: of the angles position / base^(2 i / head) (Su et al. 2021,
-    arXiv:2104.09864; element i turns with element i + head / 2, as in Qwen). position int64 [tokens].
-    """
+    rounded once, at the end. cos, sin float32 [positions, head / 2]: of the angles position / base^(2 i / head) (Su et
+    al. 2021, arXiv:2104.09864; element i turns with element i + head / 2, as in Qwen). position int64 [tokens]."""
     first, second = x.float().chunk(2, -1)
     c, s = cos[position][:, None], sin[position][:, None]
     s = -s if back else s
@@ -45,7 +40,6 @@ class Rope(Kernel):
 
     @property
     def pieces(self) -> int:
-        """Pairs of 16-byte pieces in a head."""
         return self.head // (2 * VECTOR)
 
     def arguments(self) -> tuple:
@@ -59,9 +53,8 @@ class Rope(Kernel):
         return -(-x.shape[0] * self.heads * self.pieces // self.threads), 1, 1
 
     @cute.kernel
-    def kernel(self, x: cute.Tensor, cos: cute.Tensor, sin: cute.Tensor, position: cute.Tensor, y: cute.Tensor):
-        thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
+    def kernel(self, x, cos, sin, position, y):
+        (thread, _, _), (block, _, _) = cute.arch.thread_idx(), cute.arch.block_idx()
         index = block * self.threads + thread
         token, head, piece = index // (self.heads * self.pieces), index // self.pieces % self.heads, index % self.pieces
         if token < x.shape[0]:
@@ -86,8 +79,7 @@ class Rope(Kernel):
 @operation()
 def rope(x: Tensor, cos: Tensor, sin: Tensor, position: Tensor, back: bool = False) -> Tensor:
     """`rope_reference` in one launch, with a gradient for x [tokens, heads, head]: bfloat16 or float16, the stride of
-    tokens free, so it may be the queries and keys of a packed projection. Positions must be within the tables. Raises
-    KernelError."""
+    tokens free. Positions must be within the tables. Raises KernelError."""
     y = x.new_empty(x.shape)
     launch(Rope(x.shape[1], x.shape[2], type_name(x), back), x, cos, sin, position, y)
     return y

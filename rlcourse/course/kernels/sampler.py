@@ -1,9 +1,6 @@
-"""Sampling the next token: temperature, Gumbel-max, its log-prob and the entropy, in one pass over the logits.
-
-The token with the largest logit / T + Gumbel noise is a sample from softmax(logits / T) (Gumbel 1954; Maddison et al.
-2014, arXiv:1411.0030). So sampling is an argmax, and blocks can split a row's vocabulary; the last block to arrive
-merges their shares. `philox` makes the noise from seed, counter and token, wherever a row is in the batch.
-"""
+"""Sampling the next token: temperature, Gumbel-max (Gumbel 1954; Maddison et al. 2014, arXiv:1411.0030), its log-prob
+and the entropy, in one pass over the logits. Blocks can split a row's vocabulary; the last block to arrive merges their
+shares. `philox` makes the noise from seed, counter and token, wherever a row is in the batch."""
 
 import math
 from dataclasses import dataclass
@@ -13,9 +10,9 @@ from torch import Tensor
 
 from rlcourse.course.kernels.common import load_logits
 from rlcourse.course.kernels.philox import gumbel, gumbel_reference, philox, random_bits_reference
-from rlcourse.kernels.arguments import HALVES, Argument, Scalar, type_name
+from rlcourse.kernels.arguments import Argument, Scalar, type_name
 from rlcourse.kernels.dsl import Float32, Int32, Int64, Uint32, const_expr, cute, cutlass, range_constexpr
-from rlcourse.kernels.kernel import LOG2_E, LOWEST, Kernel, operation, power
+from rlcourse.kernels.kernel import HALVES, LOG2_E, LOWEST, Kernel, operation, power
 from rlcourse.kernels.toolchain import launch, workspace
 
 FLOOR = -1000.0  # 2^FLOOR is 0 and 0 * FLOOR is no nan
@@ -30,13 +27,10 @@ SIZE = 8  # room for these in whole 16-byte pieces
 def sample_reference(
     logits: Tensor, temperature: float, seed: Tensor, counter: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A token of softmax(logits / temperature) for each row, its log-prob and the entropy of that distribution.
-
-    logits [rows, vocabulary]; temperature 0 takes the largest logit, the first of equals, and both numbers are those at
+    """A token of softmax(logits / temperature) for each row, its log-prob and the entropy of that distribution. logits
+    [rows, vocabulary]; temperature 0 takes the largest logit, the first of equals, and both numbers are those at
     temperature 1. seed int64 [1] and counter int64 [rows] fix the random numbers, so each step of each completion needs
-    its own counter. Returns token int64, logprob and entropy float32, each [rows]; computed in float64. Where a logit
-    is nan, both numbers are.
-    """
+    its own counter. Returns token int64, logprob and entropy float32, each [rows]; nan where a logit is."""
     scaled = logits.double() / (temperature or 1.0)
     logprobs = scaled.log_softmax(-1)
     entropy = -(logprobs.exp() * logprobs).nan_to_num(0.0).sum(-1)  # 0 * -inf: a token that cannot be drawn
@@ -78,11 +72,11 @@ class Sampler(Kernel):
         return logits.shape[0], splits, 1  # of rows there may be more than the 65,535 that y and z allow
 
     @cute.kernel
-    def kernel(self, logits: cute.Tensor, inverse_temperature: Float32, splits: Int32, seed: cute.Tensor,
-               counter: cute.Tensor, token: cute.Tensor, logprob: cute.Tensor, entropy: cute.Tensor,
-               shares: cute.Tensor, arrived: cute.Tensor):  # fmt: skip
-        thread, _, _ = cute.arch.thread_idx()
-        row, split, _ = cute.arch.block_idx()
+    def kernel(
+        self, logits, inverse_temperature: Float32, splits: Int32, seed, counter, token, logprob, entropy, shares,
+        arrived,
+    ):  # fmt: skip
+        (thread, _, _), (row, split, _) = cute.arch.thread_idx(), cute.arch.block_idx()
         warps = const_expr(self.threads // 32)
         smem = cutlass.memory.SmemAllocator()
         by_warp = smem.allocate_tensor(Float32, cute.make_layout((SIZE, warps)), 16)
@@ -119,7 +113,7 @@ class Sampler(Kernel):
                 arrived[row] = Int32(0)  # ready for the next launch
 
     @cute.jit
-    def take(self, share: cute.Tensor, row: cute.Tensor, piece, scale, seed, counter):
+    def take(self, share, row, piece, scale, seed, counter):
         """Add a 16-byte piece of a row to a thread's share."""
         first, vector = piece * self.vector, const_expr(self.vector)
         held = cute.make_rmem_tensor(vector, row.element_type)
@@ -148,7 +142,7 @@ class Sampler(Kernel):
 
 
 @cute.jit
-def begin(share: cute.Tensor):
+def begin(share):
     """A share of nothing."""
     share.fill(0.0)
     share[LARGEST] = Float32(LOWEST)
@@ -156,7 +150,7 @@ def begin(share: cute.Tensor):
 
 
 @cute.jit
-def rescale(share: cute.Tensor, largest: Float32):
+def rescale(share, largest: Float32):
     """The same share, told relative to a larger logit."""
     below = cute.arch.fmax(share[LARGEST] - largest, Float32(FLOOR))
     shrink = power(below)
@@ -166,7 +160,7 @@ def rescale(share: cute.Tensor, largest: Float32):
 
 
 @cute.jit
-def keep_better(share: cute.Tensor, key: Float32, index: Float32, logit: Float32):
+def keep_better(share, key: Float32, index: Float32, logit: Float32):
     """The winner of two; of equals the one that stands first in the vocabulary."""
     better = (key > share[KEY]) | ((key == share[KEY]) & (index < share[INDEX]))
     share[KEY] = key if better else share[KEY]
@@ -175,7 +169,7 @@ def keep_better(share: cute.Tensor, key: Float32, index: Float32, logit: Float32
 
 
 @cute.jit
-def merge(share: cute.Tensor, other: cute.Tensor):
+def merge(share, other):
     """Add another share of the same row."""
     largest = cute.arch.fmax(share[LARGEST], other[LARGEST])
     rescale(share, largest)
@@ -186,7 +180,7 @@ def merge(share: cute.Tensor, other: cute.Tensor):
 
 
 @cute.jit
-def merge_warp(share: cute.Tensor):
+def merge_warp(share):
     """The 32 shares of a warp become one, which all its threads hold."""
     other = cute.make_rmem_tensor(SIZE, Float32)
     for step in range_constexpr(5):
@@ -202,25 +196,19 @@ def splits_for(rows: int, vocabulary: int, processors: int) -> int:
 
 @operation(fake=lambda logits, *_: _outputs(logits))
 def sample(logits: Tensor, temperature: float, seed: Tensor, counter: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`sample_reference` in one launch, computed in float32: token int64, logprob and entropy float32, each [rows].
-
-    logits [rows, vocabulary] are bfloat16, float16 or float32, their rows a multiple of 16 bytes apart. Safe in a CUDA
-    graph, where seed and counter are read anew at each replay; call it once before capturing. Calls on several streams
-    at once would share a workspace. Raises KernelError.
+    """`sample_reference` in one launch, computed in float32. logits [rows, vocabulary] are bfloat16, float16 or
+    float32, their rows a multiple of 16 bytes apart. Safe in a CUDA graph, where seed and counter are read anew at each
+    replay; call it once before capturing. Calls on several streams at once would share a workspace. Raises KernelError.
     """
-    rows, vocabulary = logits.shape
-    device = logits.device
-    token, logprob, entropy = _outputs(logits)
+    (rows, vocabulary), device, outputs = logits.shape, logits.device, _outputs(logits)
     if rows:
         processors = torch.cuda.get_device_properties(device).multi_processor_count if logits.is_cuda else 2
-        kernel = Sampler(type_name(logits), greedy=temperature == 0)
+        numbers = 1 / (temperature or 1), splits_for(rows, vocabulary, processors)
         shares = workspace((rows, MOST_SPLITS, SIZE), torch.float32, device, "sample")
         arrived = workspace((rows,), torch.int32, device, "sample")
-        launch(
-            kernel, logits, 1 / (temperature or 1), splits_for(rows, vocabulary, processors), seed, counter,
-            token, logprob, entropy, shares, arrived,
-        )  # fmt: skip
-    return token, logprob, entropy
+        kernel = Sampler(type_name(logits), greedy=temperature == 0)
+        launch(kernel, logits, *numbers, seed, counter, *outputs, shares, arrived)
+    return outputs
 
 
 def _outputs(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,8 +1,5 @@
-"""SwiGLU, silu(gate) * up, and its gradient. One matmul has made gate and up side by side.
-
-Elementwise: each thread takes 16 bytes of a row's gate and the 16 bytes of its up that belong to them. The backward
-pass computes the sigmoid again, which costs less than writing and reading it would.
-"""
+"""SwiGLU, silu(gate) * up, and its gradient, elementwise: each thread takes 16 bytes of a row's gate and the 16 bytes
+of its up that belong to them. The backward pass computes the sigmoid again, which costs less than reading it would."""
 
 from dataclasses import dataclass
 
@@ -17,14 +14,19 @@ from rlcourse.kernels.toolchain import can_begin_early, launch
 
 
 def swiglu_reference(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up for gate_up [rows, 2 * inner], gate first, in float32, rounded once, at the end (Shazeer 2020,
-    arXiv:2002.05202). Returns [rows, inner]."""
+    """silu(gate) * up [rows, inner] of gate_up [rows, 2 * inner], in float32, rounded once (Shazeer 2020,
+    arXiv:2002.05202)."""
     gate, up = gate_up.float().chunk(2, -1)
     return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
 
 
+@dataclass(frozen=True)
 class SwigluKernel(PerPiece):
     """Base of both kernels. width: of the result, `inner`."""
+
+    width: int
+    dtype: str
+    threads: int = 256
 
     def argument(self, name: str, columns: int, **options) -> Argument:
         return Argument(name, self.dtype, ("rows", columns), **options)
@@ -34,8 +36,6 @@ class SwigluKernel(PerPiece):
 class Swiglu(SwigluKernel):
     """out [rows, inner] = silu(gate) * up for gate_up [rows, 2 * inner]. early: see `toolchain.can_begin_early`."""
 
-    width: int
-    dtype: str
     threads: int = 1024
     early: bool = False
 
@@ -43,7 +43,7 @@ class Swiglu(SwigluKernel):
         return self.argument("gate_up", 2 * self.width, free=1), self.argument("out", self.width, output=True)
 
     @cute.kernel
-    def kernel(self, gate_up: cute.Tensor, out: cute.Tensor):
+    def kernel(self, gate_up, out):
         if const_expr(self.early):
             cute.arch.griddepcontrol_launch_dependents()
             cute.arch.griddepcontrol_wait()
@@ -61,20 +61,15 @@ class Swiglu(SwigluKernel):
             cute.autovec_copy(gate, cute.tiled_divide(out[row, None], (VECTOR,))[None, piece])
 
 
-@dataclass(frozen=True)
 class SwigluBackward(SwigluKernel):
     """dgate_up [rows, 2 * inner] from gate_up [rows, 2 * inner] and dy [rows, inner]; inside, float32."""
-
-    width: int
-    dtype: str
-    threads: int = 256
 
     def arguments(self) -> tuple:
         gate_up, dy = self.argument("gate_up", 2 * self.width, free=1), self.argument("dy", self.width, free=1)
         return gate_up, dy, self.argument("dgate_up", 2 * self.width, free=1, output=True)
 
     @cute.kernel
-    def kernel(self, gate_up: cute.Tensor, dy: cute.Tensor, dgate_up: cute.Tensor):
+    def kernel(self, gate_up, dy, dgate_up):
         row, piece = self.place()  # a thread for each 16-byte piece of the gate
         if row < gate_up.shape[0]:
             both = cute.tiled_divide(gate_up[row, None], (VECTOR,))
@@ -96,8 +91,7 @@ class SwigluBackward(SwigluKernel):
 
 @operation()
 def swiglu(gate_up: Tensor) -> Tensor:
-    """`swiglu_reference` in one launch, with a gradient; bfloat16 or float16, the stride of rows free. Raises
-    KernelError."""
+    """`swiglu_reference` in one launch, with a gradient; bfloat16, float16; rows' stride free. Raises KernelError."""
     inner = gate_up.shape[-1] // 2
     out = gate_up.new_empty(*gate_up.shape[:-1], inner)
     launch(Swiglu(inner, type_name(gate_up), early=can_begin_early(gate_up.device)), gate_up, out)
@@ -106,8 +100,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 @operation()
 def swiglu_backward(gate_up: Tensor, dy: Tensor) -> Tensor:
-    """The gradient of gate_up [rows, 2 * inner] from dy [rows, inner] in one launch; bfloat16 or float16, the strides
-    of rows free. Raises KernelError."""
+    """The gradient of gate_up [rows, 2 * inner] from dy [rows, inner] in one launch; as `swiglu`."""
     dgate_up = gate_up.new_empty(gate_up.shape)
     launch(SwigluBackward(gate_up.shape[-1] // 2, type_name(gate_up)), gate_up, dy, dgate_up)
     return dgate_up

@@ -1,9 +1,7 @@
-"""The log-prob of one token per row under softmax(logits), which is minus the cross-entropy, and its gradient.
-
-Forward, a block reads a row once: each thread keeps the largest logit that it met and the sum of 2^(logit - largest),
-and these pairs are merged (Milakov and Gimelshein 2018, arXiv:1805.02867). That leaves the log of the row's sum, so
-backward each logit's gradient needs that logit alone, and takes its place.
-"""
+"""The log-prob of one token per row under softmax(logits), which is minus the cross-entropy, and its gradient. Forward,
+each thread keeps the largest logit that it met and the sum of 2^(logit - largest), and these pairs are merged (Milakov
+and Gimelshein 2018, arXiv:1805.02867). Backward each logit's gradient needs that logit and the row's sum, and takes its
+place."""
 
 import math
 from dataclasses import dataclass
@@ -19,11 +17,8 @@ from rlcourse.kernels.toolchain import launch
 
 
 def token_logprob_reference(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The log-prob of each row's target under softmax(logits), and the log of the row's sum of powers; float32 [rows],
-    computed in float64.
-
-    logits [rows, vocabulary]; target int64 [rows]. A row with a negative target does not count: its log-prob is 0. A
-    target outside of the vocabulary has log-prob nan.
+    """The log-prob of each row's target [rows] int64 under softmax(logits [rows, vocabulary]), and the log of the row's
+    sum of powers; float32 [rows]. 0 for a negative target, which does not count, nan for one outside of the vocabulary.
     """
     wide, (_, vocabulary) = logits.double(), logits.shape
     log_sum = wide.logsumexp(-1)
@@ -32,8 +27,12 @@ def token_logprob_reference(logits: Tensor, target: Tensor) -> tuple[Tensor, Ten
     return torch.where(target < 0, 0.0, logprob).float(), log_sum.float()
 
 
+@dataclass(frozen=True)
 class BlockPerRow(Kernel):
     """Base of both kernels."""
+
+    dtype: str
+    threads: int = 256
 
     def arguments(self) -> tuple:
         logits = Argument("logits", self.dtype, ("rows", "vocabulary"), free=1)
@@ -43,20 +42,15 @@ class BlockPerRow(Kernel):
         return logits.shape[0], 1, 1
 
 
-@dataclass(frozen=True)
 class TokenLogprob(BlockPerRow):
     """`token_logprob_reference`."""
-
-    dtype: str
-    threads: int = 256
 
     def per_row(self) -> tuple:
         return tuple(Argument(name, "float32", ("rows",), align=4, output=True) for name in ("logprob", "log_sum"))
 
     @cute.kernel
-    def kernel(self, logits: cute.Tensor, target: cute.Tensor, logprob: cute.Tensor, log_sum: cute.Tensor):
-        thread, _, _ = cute.arch.thread_idx()
-        row, _, _ = cute.arch.block_idx()
+    def kernel(self, logits, target, logprob, log_sum):
+        (thread, _, _), (row, _, _) = cute.arch.thread_idx(), cute.arch.block_idx()
         warps = const_expr(self.threads // 32)
         shared = cutlass.memory.SmemAllocator().allocate_tensor(Float32, cute.make_layout((2, warps)), 16)
         largest, mass = Float32(LOWEST), Float32(0.0)
@@ -88,21 +82,15 @@ class TokenLogprob(BlockPerRow):
             logprob[row], log_sum[row] = found, total
 
 
-@dataclass(frozen=True)
 class TokenLogprobBackward(BlockPerRow):
-    """The gradient of logits, in their place: grad * (one-hot - softmax), from the log_sum of `TokenLogprob`; zeros in
-    a row with a negative target."""
-
-    dtype: str
-    threads: int = 256
+    """The gradient of logits, in their place: grad * (one-hot - softmax); zeros in a row with a negative target."""
 
     def per_row(self) -> tuple:
         return tuple(Argument(name, "float32", ("rows",), align=4) for name in ("log_sum", "grad"))
 
     @cute.kernel
-    def kernel(self, logits: cute.Tensor, target: cute.Tensor, log_sum: cute.Tensor, grad: cute.Tensor):
-        thread, _, _ = cute.arch.thread_idx()
-        row, _, _ = cute.arch.block_idx()
+    def kernel(self, logits, target, log_sum, grad):
+        (thread, _, _), (row, _, _) = cute.arch.thread_idx(), cute.arch.block_idx()
         token, total, slope = target[row], log_sum[row] * LOG2_E, grad[row]
         if token < 0:
             slope = Float32(0.0)
@@ -123,7 +111,7 @@ def merge(largest: Float32, mass: Float32, other: Float32, more: Float32):
 
 
 @cute.jit
-def store(held: cute.Tensor, row: cute.Tensor, piece):
+def store(held, row, piece):
     """The way back of `load_logits`."""
     if (piece + 1) * VECTOR <= row.shape[0]:
         cute.autovec_copy(held, cute.tiled_divide(row, (VECTOR,))[None, piece])
@@ -135,8 +123,8 @@ def store(held: cute.Tensor, row: cute.Tensor, piece):
 
 @operation()
 def token_logprob(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """`token_logprob_reference` in one launch; logits bfloat16 or float16, their rows a multiple of 16 bytes apart.
-    Raises KernelError."""
+    """`token_logprob_reference` in one launch; bfloat16 or float16, rows multiples of 16 bytes apart. Raises
+    KernelError."""
     logprob, log_sum = (logits.new_empty(logits.shape[0], dtype=torch.float32) for _ in range(2))
     launch(TokenLogprob(type_name(logits)), logits, target, logprob, log_sum)
     return logprob, log_sum
@@ -144,6 +132,6 @@ def token_logprob(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 @operation(mutates=("logits",))
 def token_logprob_backward(logits: Tensor, target: Tensor, log_sum: Tensor, grad: Tensor) -> None:
-    """The gradient of logits [rows, vocabulary] from that of the log-probs, grad [rows], in the place of the logits,
-    which saves a second tensor of that size. log_sum is the second result of `token_logprob`. Raises KernelError."""
+    """The gradient of logits [rows, vocabulary], in their place, from that of the log-probs, grad [rows], and log_sum,
+    the second result of `token_logprob`. Raises KernelError."""
     launch(TokenLogprobBackward(type_name(logits)), logits, target, log_sum, grad)

@@ -1,8 +1,5 @@
-"""A reader's kernel as data: all that the interpreter needs of it.
-
-This runs beside the reader's code, in a notebook or in the process that grades one. What comes out says what the kernel
-does and cannot say what it gives: the tensors stay elsewhere, with `rlcourse.course.checks.kernels`.
-"""
+"""A reader's kernel as data: all that the interpreter needs of it. This runs beside the reader's code, in a notebook or
+in the process that grades one; the tensors stay elsewhere, with `rlcourse.course.checks.kernels`."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -20,12 +17,10 @@ IN_CELL = re.compile(rf'(?:{CELL.pattern})[^"\n:]*"?:(\d+)')  # how the compiler
 
 
 def trace(make: Callable, *arguments, **options) -> tuple[Any, dict]:
-    """The kernel that `make(*arguments, **options)` gives, and what is to be known of it.
-
-    That is `owner`, the name of its class; `ptx`; `threads` of a block; `shared_bytes` that a block asks for at launch;
-    `arguments`, for each the list [name, dtype, shape, free, align] (`rlcourse.kernels.arguments.Argument`). Raises
-    NotImplementedError for a hole, AssertionError with a sentence for whatever else goes wrong.
-    """
+    """The kernel that `make(*arguments, **options)` gives, and what is to be known of it. That is `owner`, the name of
+    its class; `ptx`; `threads` of a block; `shared_bytes` that a block asks for at launch; `arguments`, for each the
+    list [name, dtype, shape, free, align] (`rlcourse.kernels.arguments.Argument`). Raises NotImplementedError for a
+    hole, AssertionError with a sentence for whatever else goes wrong."""
     with told():
         kernel = make(*arguments, **options)
         with dsl.line_information():

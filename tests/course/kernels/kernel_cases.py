@@ -12,9 +12,8 @@ from torch import Tensor
 
 from rlcourse.course.kernels.adamw import adamw, adamw_reference
 from rlcourse.course.kernels.attention import attention_reference, packed_attention
-from rlcourse.course.kernels.column_sum import column_sum
 from rlcourse.course.kernels.embedding import embedding, embedding_backward
-from rlcourse.course.kernels.residual_norm import residual_norm, residual_norm_reference
+from rlcourse.course.kernels.residual_norm import column_sum, residual_norm, residual_norm_reference
 from rlcourse.course.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from rlcourse.course.kernels.rms_norm_backward import RMSNormBackward
 from rlcourse.course.kernels.rope import rope, rope_reference

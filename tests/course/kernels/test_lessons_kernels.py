@@ -24,7 +24,7 @@ from torch import ones
 
 from rlcourse.course.kernels import residual_norm as training
 from rlcourse.course.kernels.adamw import adamw
-from rlcourse.course.kernels.attention_backward import AttentionBackwardKeys
+from rlcourse.course.kernels.attention import AttentionBackwardKeys
 from rlcourse.course.kernels.embedding import embedding_backward
 from rlcourse.course.kernels.residual_norm import ResidualNormBackward
 from rlcourse.course.kernels.rms_norm import RMSNorm

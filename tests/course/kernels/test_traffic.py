@@ -6,9 +6,8 @@ import torch
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from rlcourse.course.kernels.adamw import AdamW
-from rlcourse.course.kernels.column_sum import ColumnSum
 from rlcourse.course.kernels.embedding import Embedding, EmbeddingBackward, runs
-from rlcourse.course.kernels.residual_norm import ResidualNormBackward
+from rlcourse.course.kernels.residual_norm import ColumnSum, ResidualNormBackward
 from rlcourse.course.kernels.rms_norm import RMSNorm
 from rlcourse.course.kernels.rope import Rope
 from rlcourse.course.kernels.sampler import MOST_SPLITS, SIZE, Sampler
@@ -29,15 +28,7 @@ def floats(*shape, count=1):
 
 X, WIDE, WEIGHT, TURNED = half(ROWS, 1024), half(ROWS, 2 * 1024), half(1024), half(ROWS, 14, 64)
 LOGITS, TARGET, TOKEN = half(2, 8192), torch.tensor([5, 8191]), torch.arange(ROWS) // 4
-SAMPLED = [
-    torch.zeros(2, 8192).half(),
-    1.0,
-    4,
-    torch.tensor([1]),
-    torch.arange(2),
-    torch.arange(2),
-    *floats(2, count=2),
-]
+SAMPLED = [LOGITS.half(), 1.0, 4, torch.tensor([1]), torch.arange(2), torch.arange(2), *floats(2, count=2)]
 SHARES = [torch.zeros(2, MOST_SPLITS, SIZE), torch.zeros(2, dtype=torch.int32)]
 CASES = {  # a kernel, what it takes, the names of what it reads and writes in full, and bytes per thread
     "norm": (RMSNorm(1024, "bfloat16"), [X, None, WEIGHT, X], "x", "y", 16),
