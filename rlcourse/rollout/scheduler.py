@@ -1,6 +1,6 @@
 """Continuous batching over a paged cache as bookkeeping: who is decoded when, in which blocks. No tensors here.
 Completions are admitted in their order (those of a prompt follow each other), so one number says who may run: those
-below `admitted` have blocks and run, wait for a slot, or have ended. The device gives them free slots by itself, and
+below `limit` have blocks and run, wait for a slot, or have ended. The device gives them free slots by itself, and
 the host need not know slots. A prompt is prefilled as its first completion; the others share its full blocks and have a
 copy of the one that is partly filled. When blocks run out fewer are admitted: the youngest returns its blocks, keeps
 its tokens, and is prefilled again later. The oldest is never sent back, so every rollout ends."""
@@ -28,7 +28,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the device does before the host looks again, in this order. admitted: completions from here on leave their
+    """What the device does before the host looks again, in this order. limit: completions from here on leave their
     slots, and none of them gets one. rows: new rows of the block table, by completion. pieces: what is prefilled; then
     copies: (source, target), blocks that are copied in all layers. compact: slots that are not done move to the front,
     in their order. steps: so many decode steps of the first `size` slots. Before the first and after each, slots that
@@ -46,7 +46,7 @@ class Plan:
 class Scheduler:
     """Plans the decoding of `num_generations` completions of each prompt in `num_slots` slots and the manager's blocks.
 
-        while plan := scheduler.schedule():
+        while plan := scheduler.next_plan():
             ...
             scheduler.report(lengths, ended)
 
