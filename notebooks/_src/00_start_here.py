@@ -13,18 +13,18 @@
 # - the parts of one training step, in order, and the file that holds each;
 # - the task and the small model that come with the course, and exactly how the model fails;
 # - to tell apart greedy answers, samples and pass@k, and to estimate pass@k without bias;
-# - what reinforcement learning changes here: three things at once, and how much each of them contributes.
+# - what reinforcement learning changes here: three things at once, and how much each contributes.
 #
 # You need Python and some PyTorch, but no GPU, no network and no reinforcement learning.
 #
-# **This course** teaches a language model to reason, with reinforcement learning, and makes the training fast: from a
-# loop of 25 lines (lesson 01) through PPO, GRPO and Dr. GRPO to a hand-written GPU kernel (lessons 08 to 10). It runs
-# on a laptop, with a task and a model that come with the package; a GPU makes it bigger, not different.
+# **This course** teaches a language model to reason, with reinforcement learning, and makes the training fast. It runs
+# on a laptop, with a task and a model that come with the package; a GPU makes it bigger, not different. In lesson 01
+# you write the training loop, five short functions, and keep it. Lessons 02 to 05 change it, one or two functions at a
+# time, into PPO, GRPO and Dr. GRPO. The rest is about speed, down to GPU kernels that you write (lessons 08 to 10).
 #
-# Each lesson builds its functions in front of you, checks them against the package `rlcourse`, and then uses the
-# package's. Run the cells from top to bottom; change the numbers in a cell and run it again as you like. Where a lesson
-# asks for **a bet**, place one before you go on: you'll remember what surprised you. Code that only draws is folded
-# away; click its title or the three dots to open it. The symbols of the whole course are listed at the end.
+# Run the cells from top to bottom; change the numbers in a cell and run it again as you like. Where a lesson asks for
+# **a bet**, place one before you go on: you'll remember what surprised you. Code that only draws is folded away; click
+# its title or the three dots to open it. The symbols of the whole course are listed at the end.
 
 # %%
 import itertools
@@ -115,7 +115,7 @@ plt.show()
 # @title Table: the lessons
 from rlcourse.course.contents import COURSE
 
-lines = ["| | lesson | difficulty | what you hold at the end |", "| --- | --- | --- | --- |"]
+lines = ["| | lesson | difficulty | what's in it |", "| --- | --- | --- | --- |"]
 for name, lesson in COURSE.items():
     dots = "●" * lesson.difficulty + "○" * (5 - lesson.difficulty)
     lines.append(f"| {name[:2]} | [{lesson.title}]({name}.ipynb) | {dots} | {lesson.holds} |")
@@ -138,8 +138,8 @@ for level in (1, 2, 3, 4):
     print(f"LEVEL {level}  {problem.question}\n{problem.answer}\n")
 
 # %% [markdown]
-# A problem's template and numbers decide which split it belongs to. So no problem is in two splits, not even under
-# other names, and a model can't pass the test by memorizing.
+# A problem's template and numbers decide which split it belongs to. So no problem is in two splits, not even with
+# other names in it, and a model can't pass the test by memorizing.
 
 # %%
 for split in ("train", "validation", "test"):
@@ -149,9 +149,8 @@ questions = [{p.question for p in task.problems(split)} for split in ("train", "
 assert not any(a & b for a, b in itertools.combinations(questions, 2))
 
 # %% [markdown]
-# The *verifier* reads the final number of an answer and compares it with the right one, called *gold*. It reads an
-# answer in two ways. The strict reading wants the line `#### NUMBER`. The lenient one takes the last number, however it
-# is announced.
+# The *verifier* reads the final number of an answer and compares it with the right one, called *gold*. There are two
+# readings. The strict one wants the line `#### NUMBER`. The lenient one takes the last number, however it is announced.
 
 # %%
 for text in ("2+3=5\n#### 5", "The answer is 5.", "2+3=6\n#### 6", "#### five"):
@@ -162,11 +161,10 @@ for text in ("2+3=5\n#### 5", "The answer is 5.", "2+3=6\n#### 6", "#### five"):
 # ## 4 · The model
 #
 # The model that comes with the course is a Qwen2, the architecture of Qwen2.5, made very small. It learned to calculate
-# from clean worked answers. Then, for a short while, it was trained on demonstrations of uneven quality, as text found
-# on the web is. Some worked the problem out, a few of them with a slip in the arithmetic. Some guessed. Some gave the
-# answer in words, which the strict reading rejects. And some contained **filler**, lines that say nothing: "Let me
-# think.", or "Let me check: 3+4=7." where nothing was in doubt. The model picked up all of these habits, some of them
-# badly.
+# from clean worked answers. Then it was trained briefly on demonstrations of uneven quality, like text from the web.
+# Some showed their working, a few of them with a slip in the arithmetic. Some guessed. Some gave the answer in words,
+# which the strict reading rejects. And some contained **filler**, lines that say nothing: "Let me think.", or "Let me
+# check: 3+4=7." where nothing was in doubt. The model picked up all of these habits, some of them badly.
 
 # %%
 config = make_config("laptop")
@@ -182,8 +180,8 @@ print("\nthe prompt as tokens:\n" + " ".join(repr(policy.tokenizer.decode([token
 # before it writes the 3.
 #
 # The first token of an answer is a choice. `####` means that the model guesses: the number comes next. A name means
-# that it starts to work, which does not always end well, as section 6 shows. **Look for** how the probability of `####`
-# grows with the level. The demonstrations did the same: the longer the working, the more often they skipped it.
+# that it begins to show its working. **Look for** how the probability of `####` grows with the level. The
+# demonstrations did the same: the longer the working, the more often they skipped it.
 
 
 # %%
@@ -210,8 +208,8 @@ plt.show()
 # %% [markdown]
 # ## 5 · Greedy answers
 #
-# *Greedy* means: take the most probable token each time. It has no randomness, and it's how a finished model is usually
-# measured. We give the model the test problems.
+# *Greedy* means: take the most probable token each time. There's no randomness, and it's how a finished model is
+# usually measured. We give the model the test problems.
 
 # %%
 from rlcourse.evaluation import answer_problems, summarize
@@ -224,8 +222,8 @@ for answer in greedy[:5]:
     print(f"{answer.problem.question}  (gold {answer.problem.gold})\n{answer.text}\n{'✓' if answer.strict else '✗'}\n")
 
 # %% [markdown]
-# That one number doesn't say why. So sort the answers into five kinds. A calculation such as `155/5=33` can be checked
-# alone, so wrong arithmetic can be told from a wrong plan.
+# That one number doesn't say what goes wrong. So sort the answers into five kinds. A calculation such as `155/5=33` can
+# be checked alone, which tells wrong arithmetic from a wrong plan.
 
 # %%
 OPERATIONS = {
@@ -297,11 +295,11 @@ fig.legend(loc="outside lower center", ncols=3, fontsize=9)
 plt.show()
 
 # %% [markdown]
-# The greedy answers have one main weakness: on hard problems the model **guesses**. Where it works, it is right {{ 100
-# * right_if_working:.0f }}% of the time. {{ assert right_if_working > 0.7 }} So it looks as if it only had to choose to
-# work. Remember this picture, and don't believe it yet: {{ 100 * fmean(a.problem.level < 3 for a in greedy if
-# calculations(a.text)):.0f }}% of the answers that work are to problems of level 1 or 2, and training never sees a
-# greedy answer. {{ assert fmean(a.problem.level < 3 for a in greedy if calculations(a.text)) > 0.6 }}
+# The greedy answers have one main weakness: on hard problems the model **guesses**. Where it shows its working, it's
+# right {{ 100 * right_if_working:.0f }}% of the time. {{ assert right_if_working > 0.7 }} So it looks as if it only had
+# to stop guessing. Remember this picture, and don't believe it yet: {{ 100 * fmean(a.problem.level < 3 for a in greedy
+# if calculations(a.text)):.0f }}% of the answers with working are to problems of level 1 or 2, and training never sees
+# a greedy answer. {{ assert fmean(a.problem.level < 3 for a in greedy if calculations(a.text)) > 0.6 }}
 #
 # ## 6 · Samples
 #
@@ -313,7 +311,8 @@ plt.show()
 few = test[: pick(16, 240)]
 greedy_share = summarize([greedy[: len(few)]])["accuracy"]
 sampled_bet = bet(
-    f"Of the greedy answers to {len(few)} test problems {greedy_share:.0%} are right. What share of samples is right?",
+    f"{greedy_share:.0%} of the greedy answers to {len(few)} test problems are right. What share of samples is right, "
+    "on the same problems?",
     (30, 0, 100, 1),
     unit="%",
 )
@@ -338,18 +337,18 @@ for answer in sixteen:
     print("✓" if answer.strict else "✗", answer.text.replace("\n", " ⏎ "))
 
 # %% [markdown]
-# Some of that is **garbage**: text that no demonstration has, with words that don't belong together or a token that is
-# no letter at all (�). Much of it is scrambled filler: the model knows the words but not their order. {{ assert
-# sum("think" in a.text or "check" in a.text for a in sixteen) > 1 }} A small model leaves a little probability on
-# tokens that make no sense. That's little per token, but these answers have {{
+# Some of that is **garbage**: text like none of the demonstrations, with words that don't belong together or a token
+# that isn't a letter at all (�). Much of it is scrambled filler: the model knows the words but not their order. {{
+# assert sum("think" in a.text or "check" in a.text for a in sixteen) > 1 }} A small model leaves a little probability
+# on tokens that make no sense. That's little per token, but these answers have {{
 # fmean(len(policy.tokenizer(a.text)["input_ids"]) for a in sixteen):.0f }} tokens on average, and one slip usually
 # spoils the rest. Greedy answers hardly ever show it.
 #
 # So a sample can go wrong in three ways, and its text tells which:
 #
 # - it isn't **clean**: one of its lines is garbage, or it never ends;
-# - it's clean and makes the wrong **choice**: it guesses;
-# - it's clean, it works, and its **arithmetic** is wrong: a number is off. (A wrong plan counts here, too.)
+# - it's clean, and it makes the wrong **choice**: it guesses;
+# - it's clean and shows its working, and the **arithmetic** is wrong: a number is off. (A wrong plan counts here, too.)
 
 # %%
 from rlcourse.course.lessons.gain import count
@@ -360,15 +359,15 @@ for answer in sixteen[:8]:
     print(f"{kind_of_sample(answer):8}", "✓" if answer.strict else "✗", answer.text.replace("\n", " ⏎ "))
 
 # %% [markdown]
-# Now count these over all {{ len(flat) }} samples. On the left is the picture from section 5 again, for samples. **Look
-# for** how little is left for green, and on the right for why there's hope.
+# Now count these over all {{ len(flat) }} samples. **Look for** how little is green on the left, and on the right for
+# why there's hope.
 
 # %% tags=["hide-input"]
 # @title Figure: kinds of samples, and working pays
 SORTS = {
-    "works, right": (GREEN, lambda a: kind_of_sample(a) == "worked" and a.strict),
+    "working, right": (GREEN, lambda a: kind_of_sample(a) == "worked" and a.strict),
     "clean, a guess": (ORANGE, lambda a: kind_of_sample(a) in ("guess", "words")),  # hardly any clean one ends in words
-    "works, wrong arithmetic": (VERMILION, lambda a: kind_of_sample(a) == "worked" and not a.strict),
+    "working, wrong arithmetic": (VERMILION, lambda a: kind_of_sample(a) == "worked" and not a.strict),
     "garbage": (BLACK, lambda a: kind_of_sample(a) == "garbage"),
 }
 fig, axes = plt.subplots(1, 2, figsize=(11, 3.6), width_ratios=(3, 2), layout="constrained")
@@ -381,15 +380,15 @@ for level in (1, 2, 3, 4):
         if part >= 6:
             axes[0].text(left + part / 2, level - 1, f"{part:.0f}", ha="center", va="center", color="white")
         left += part
-    for name, kinds in (("guess", ("guess",)), ("work, and are clean", ("worked",))):
+    for name, kinds in (("that guess", ("guess",)), ("with clean working", ("worked",))):
         chosen = [a.strict for a in here if kind_of_sample(a) in kinds]
         accuracy[name, level] = sum(chosen) / max(1, len(chosen))
 axes[0].invert_yaxis()
 axes[0].set(xlim=(0, 100), xlabel="share of samples, %", title=f"{len(flat)} samples at temperature 1")
-for offset, (name, color, hatch) in enumerate((("guess", ORANGE, "//"), ("work, and are clean", BLUE, ""))):
+for offset, (name, color, hatch) in enumerate((("that guess", ORANGE, "//"), ("with clean working", BLUE, ""))):
     heights = [100 * accuracy[name, level] for level in (1, 2, 3, 4)]
     places = [level + (offset - 0.5) * 0.38 for level in (1, 2, 3, 4)]
-    style = {"color": color, "hatch": hatch, "edgecolor": "white", "label": f"samples that {name}"}
+    style = {"color": color, "hatch": hatch, "edgecolor": "white", "label": f"samples {name}"}
     axes[1].bar_label(axes[1].bar(places, heights, width=0.36, **style), fmt="%.0f", padding=2, fontsize=9)
 axes[1].set_xticks((1, 2, 3, 4), [f"level {level}" for level in (1, 2, 3, 4)])
 axes[1].set(ylabel="right, %", title="Working pays", ylim=(0, 110))
@@ -403,14 +402,14 @@ levels = factors_by_level(count(flat))
 clean_at, choice_at, right_at = zip(*(found.factors for found in levels), strict=True)
 
 # %% [markdown]
-# Here is the fact on which the course rests: **working pays**. {{ assert all(accuracy["work, and are clean", l] >
-# accuracy["guess", l] for l in (1, 2, 3)) }} Nobody told the model so. But reward right answers, and you make working
-# likelier and garbage rarer, although the reward mentions neither.
+# Here is the fact on which the course rests: **working pays**. {{ assert all(accuracy["with clean working", l] >
+# accuracy["that guess", l] for l in (1, 2, 3)) }} Nobody told the model so. But reward right answers, and you make
+# working likelier and garbage rarer, although the reward mentions neither.
 #
 # A sample is right if it passes all three tests, one after the other, so the shares multiply:
 #
-# $$P(\text{right}) = P(\text{clean}) \cdot P(\text{works} \mid \text{clean}) \cdot P(\text{right} \mid \text{works})
-#   + \text{luck} ,$$
+# $$P(\text{right}) = P(\text{clean}) \cdot P(\text{working} \mid \text{clean}) \cdot
+#   P(\text{right} \mid \text{clean working}) + \text{luck} ,$$
 #
 # where luck is what guesses and garbage get right anyway. At level 1 that's {{ levels[0].factors[0]:.2f }} × {{
 # levels[0].factors[1]:.2f }} × {{ levels[0].factors[2]:.2f }} + {{ levels[0].luck:.2f }} = {{ levels[0].accuracy:.2f
@@ -421,10 +420,10 @@ clean_at, choice_at, right_at = zip(*(found.factors for found in levels), strict
 #
 # ## 7 · pass@k: what is within reach
 #
-# The probability that **at least one** of $k$ samples is right is called pass@$k$. It says what is within the sampler's
-# reach: a problem that no sample ever solves teaches nothing.
+# The probability that **at least one** of $k$ samples is right is called pass@$k$. It says what is within reach: a
+# problem that no sample ever solves teaches nothing.
 #
-# We have $n$ samples of a problem and $c$ of them are right. What is pass@$k$ for $k \le n$? Draw $k$ of the $n$
+# You have $n$ samples of a problem, and $c$ of them are right. What is pass@$k$ for $k \le n$? Draw $k$ of the $n$
 # without replacement. All $k$ are wrong in $\binom{n-c}{k}$ of $\binom{n}{k}$ ways, so (Chen et al. 2021, equation 1)
 #
 # $$\text{pass@}k = 1 - \binom{n-c}{k} \Big/ \binom{n}{k} .$$
@@ -473,14 +472,23 @@ plt.show()
 assert torch.allclose(torch.tensor(formula), torch.tensor(truth))
 
 # %% [markdown]
-# The package has the same function, and we use that one from here on. The model's pass@k, over all problems and by
-# level:
+# Now our model. The figure is for a problem that one sample in ten solves, and one in ten is about what our samples
+# reach on average: {{ 100 * sampled_share:.1f }}% are right. {{ assert abs(sampled_share - p) < 0.01 }}
+
+# %% tags=["hide-input"]
+# @title Your bet
+reach_bet = bet(
+    f"Each of the {len(few)} problems has sixteen samples. For what share of the problems is at least one right?",
+    (50, 0, 100, 1),
+    unit="%",
+)
 
 # %%
 from rlcourse.evaluation import mean_pass_at_k
 from rlcourse.evaluation import pass_at_k as package_pass_at_k
 
 assert all(package_pass_at_k(16, c, k) == pass_at_k(16, c, k) for c in range(17) for k in ks)
+reach_bet.result(100 * mean_pass_at_k(samples)["pass@16"])
 print({k: f"{v:.1%}" for k, v in mean_pass_at_k(samples).items()})
 
 # %% tags=["hide-input"]
@@ -498,14 +506,19 @@ right_at_4 = [a for a in flat if a.strict and a.problem.level == 4]
 lucky = [a for a in right_at_4 if not calculations(a.text)]
 
 # %% [markdown]
-# Read it with care: a lucky guess counts, too. No right answer is above {{ max(int(p.gold) for p in test) }}, so one of
-# sixteen guesses hits it now and then. At level 4, {{ len(lucky) }} of the {{ len(right_at_4) }} right samples contain
-# no working at all.
+# The figure before said {{ 100 * truth[-1]:.0f }}% for $k = 16$, and the model gets {{ 100 *
+# mean_pass_at_k(samples)["pass@16"]:.0f }}%. {{ assert truth[-1] > mean_pass_at_k(samples)["pass@16"] + 0.15 }}
+# Problems differ: where half the samples are right, sixteen are more than enough, and where hardly any is, they're too
+# few. An average hides that.
+#
+# And a lucky guess counts, too. No right answer is above {{ max(int(p.gold) for p in test) }}, so one of sixteen
+# guesses hits it now and then. At level 4, {{ len(lucky) }} of the {{ len(right_at_4) }} right samples contain no
+# working at all.
 #
 # ## 8 · Half a training step
 #
-# The first half of the map again, as code: two problems, four answers to each, a reward per answer, and how much better
-# than its group each one did. In lesson 01 you write the whole step.
+# Here's the first half of the map as code: two problems, four answers to each, a reward per answer, and how much better
+# than the mean of its group each one did. In lesson 01 you write the whole step.
 
 # %%
 from rlcourse import advantages
@@ -558,29 +571,34 @@ guessed = {name: sum(kind(a) == "guess, no working" for a in found) for name, fo
 
 # %% [markdown]
 # {{ assert guessed["a"] < guessed["b"] / 5 }} The guesses are gone: {{ guessed["b"] }} of {{ len(problems) }} answers
-# were wrong guesses before, {{ guessed["a"] }} after. It is tempting to conclude that this is the whole story: the
-# model could do it all along and has learned to choose. But these are greedy answers. Training rewards **samples**, and
-# of those only about one in {{ 1 / sampled_share:.0f }} was right.
+# were wrong guesses before, {{ guessed["a"] }} after. It's tempting to stop here: the model could do it all along and
+# has only learned not to guess. But these are greedy answers. Training rewards **samples**, and of those only about one
+# in {{ 1 / sampled_share:.0f }} was right.
+#
+# So look at samples. In longer runs with the same settings, every sample was sorted as in section 6. The share that is
+# right rises by some 60 points. How much of that does each of the three factors contribute? They multiply, so it
+# depends on the order: fewer guesses are worth more once garbage is rare. Take all six orders. In each, move the
+# factors one after the other from their values before training to those after, and note how far each move raises the
+# product. The mean over the six orders is a factor's contribution, its *Shapley value*.
 
 # %% tags=["hide-input"]
 # @title Your bet
-PARTS = {"arithmetic": "better numbers", "choice": "working instead of guessing", "clean": "less garbage"}
-most = bet(
-    "In a longer run the share of samples that are right rises by some 60 points. Which of the three contributes most?",
-    list(PARTS.values()),
-)
+PARTS = {
+    "arithmetic": "arithmetic: better numbers",
+    "choice": "choice: working instead of guessing",
+    "clean": "clean: less garbage",
+}
+most = bet("Which of the three contributes most to the gain of the samples?", list(PARTS.values()))
 without = bet(
-    "Suppose it had gone on guessing as often as at the start, and only garbage and numbers had improved. "
-    "Which share of its samples would be right in the end?",
+    "Suppose it had gone on guessing as often as at the start, and only garbage and arithmetic had improved. "
+    "Luck aside, what share of its samples would be right in the end?",
     (50, 0, 100, 1),
     unit="%",
 )
 
 # %% [markdown]
-# The answer is on record: longer runs with the same settings and three seeds, in which every sample was sorted as
-# above. Left, the three factors along training. Right, what each has contributed by then. Since they multiply, that
-# depends on which of them changes first. So it's the mean over the six orders in which three things can change (the
-# *Shapley value*). Together with luck, the parts add up to the gain exactly. **Look for** which comes first.
+# Left, the three factors along training. Right, what each has contributed so far; with luck, the parts add up to the
+# whole gain. **Look for** the factor that moves first.
 
 # %% tags=["hide-input"]
 # @title Figure: where the gain comes from
@@ -592,7 +610,7 @@ gains = load_curve("lesson00_gain")
 seeds = [[(e["step"], e["counts"]) for e in seed["evals"]] for seed in gains["results"]]
 steps = [step for step, _ in seeds[0]]
 styles = {"choice": (BLUE, "o"), "clean": (GREEN, "s"), "arithmetic": (VERMILION, "^")}
-names = {"choice": "choice: works, if clean", "clean": "clean", "arithmetic": "arithmetic: right, if it works"}
+names = {"choice": "choice: working, if clean", "clean": "clean", "arithmetic": "arithmetic: right, if clean working"}
 fig, axes = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
 for name, (color, marker) in styles.items():
     lines = [[100 * factors(counts)[name] for _, counts in seed] for seed in seeds]
@@ -611,61 +629,63 @@ axes[1].set(
     title="What they have contributed", xlabel="training step", ylabel="points", xlim=(0, steps[-1]), ylim=(0, 80)
 )
 axes[1].legend(areas[::-1], ["luck", "arithmetic", "clean", "choice"], loc="upper left", ncols=2)
+told = summary(gains)
+most.result(PARTS[max(FACTORS, key=lambda name: told[name]["points"])])
 plt.show()
 print(f"mean of {len(seeds)} seeds, {provenance(gains)}")
-told = summary(gains)
 at_20 = {name: fmean(100 * factors(seed[steps.index(20)][1])[name] for seed in seeds) for name in FACTORS}
-most.result(PARTS[max(FACTORS, key=lambda name: told[name]["points"])])
 
 # %% tags=["hide-input"]
-# @title Table: what each contributes, and the other two without it
+# @title Table: what each contributes, and how far the others get without it
 ends = [(seed[0][1], seed[-1][1]) for seed in seeds]
 
 
-def work_alone(taken) -> float:
-    """Right by work, without luck, in percent, if only these factors had changed: mean of the seeds."""
+def right_without_luck(taken) -> float:
+    """Samples that are right, luck aside, in percent, if only these factors had changed: mean of the seeds."""
     return fmean(100 * exchanged(before, after, taken) for before, after in ends)
 
 
-without.result(work_alone(["clean", "arithmetic"]))
-lines = ["| | before | after | contributes | right if only the other two had changed |", "| --- " * 5 + "|"]
+without.result(right_without_luck(["clean", "arithmetic"]))
+lines = ["| | before | after | contributes, points | right without it, luck aside |", "| --- " * 5 + "|"]
 for name in styles:
     f, others = told[name], [n for n in FACTORS if n != name]
-    cells = f"{f['before']:.0%} | {f['after']:.0%} | {f['points']:.0f} points"
-    lines.append(f"| {name} | {cells} | {work_alone(others):.0f}% |")
-lines.append(f"| luck | | | {told['luck']['points']:.0f} points | |")
+    cells = f"{f['before']:.0%} | {f['after']:.0%} | {f['points']:.0f}"
+    lines.append(f"| {name} | {cells} | {right_without_luck(others):.0f}% |")
+lines.append(f"| luck | | | {told['luck']['points']:.0f} | |")
 total = told["accuracy"]
-cells = f"{total['before']:.0%} | {total['after']:.0%} | {total['points']:.0f} points"
+cells = f"{total['before']:.0%} | {total['after']:.0%} | {total['points']:.0f}"
 lines.append(f"| **samples that are right** | {cells} | |")
 display(Markdown("\n".join(lines)))
 
 # %% [markdown]
-# So the true story has three parts.
+# So the story has three parts, and the greedy picture showed one.
 #
-# 1. **Choice** comes first and contributes most, {{ told["choice"]["points"]:.0f }} of {{
+# 1. **Choice** moves first and contributes most, {{ told["choice"]["points"]:.0f }} of {{
 #    told["accuracy"]["points"]:.0f }} points. {{ assert max(FACTORS, key=lambda n: told[n]["points"]) == "choice" }} {{
-#    assert 55 < told["accuracy"]["points"] < 65 }} At step 20, {{ at_20["choice"]:.0f }}% of clean answers work
-#    already. {{ assert at_20["choice"] > 85 > at_20["clean"] }}
-# 2. **Garbage** becomes rarer, more slowly: from {{ 100 * (1 - told["clean"]["before"]):.0f }} to {{ 100 * (1 -
+#    assert 55 < told["accuracy"]["points"] < 65 }} At step 20, {{ at_20["choice"]:.0f }}% of the clean samples already
+#    show their working. {{ assert at_20["choice"] > 85 > at_20["clean"] }}
+# 2. **Garbage** gets rarer, more slowly: from {{ 100 * (1 - told["clean"]["before"]):.0f }} to {{ 100 * (1 -
 #    told["clean"]["after"]):.0f }}% of the samples, {{ told["clean"]["points"]:.0f }} points. In section 6, a sample
-#    with garbage in it was right {{ 100 * garbage_right:.0f }}% of the time, so improbable tokens become less probable
-#    still. {{ assert garbage_right < worked_right / 3 }} Later lessons show it as a falling entropy.
-# 3. **Arithmetic** improves as well, {{ told["arithmetic"]["points"]:.0f }} points. Its line on the left understates
-#    that, since the model begins to work on hard problems, too. {{ assert all(b["1"]["worked"] > b["2"]["worked"] +
-# b["3"]["worked"] +
-#    b["4"]["worked"] and a["4"]["worked"] > 0.7 * a["1"]["worked"] for b, a in ends) }} At level 4 alone it rises from
-#    {{ 100 * fmean(factors_by_level(b)[3].factors[2] for b, _ in ends):.0f }} to {{ 100 *
+#    with garbage in it was right {{ 100 * garbage_right:.0f }}% of the time, so training makes it less likely still. {{
+#    assert garbage_right < worked_right / 3 }}
+# 3. **Arithmetic** improves as well, {{ told["arithmetic"]["points"]:.0f }} points: right digits are rewarded, too. Its
+#    line on the left understates that, since the model now shows its working on hard problems as well. {{ assert
+#    all(b["1"]["worked"] > b["2"]["worked"] + b["3"]["worked"] + b["4"]["worked"] and a["4"]["worked"] > 0.7 *
+#    a["1"]["worked"] for b, a in ends) }} At level 4 alone it rises from {{ 100 *
+#    fmean(factors_by_level(b)[3].factors[2] for b, _ in ends):.0f }} to {{ 100 *
 #    fmean(factors_by_level(a)[3].factors[2] for _, a in ends):.0f }}%.
 #
-# And they need each other. Luck aside, choice alone would have raised the share of right samples only from {{
-# work_alone(()):.0f }} to {{ work_alone(["choice"]):.0f }}%. Greedy answers have hardly any garbage to lose, {{ 100 *
-# greedy_garbage:.1f }}% before training, {{ assert greedy_garbage < 0.05 }} so they show mostly the first part. That's
-# why the picture above looked like a story about choice.
+# And they need each other. Luck aside, a better choice alone would have taken the share of right samples from {{
+# right_without_luck(()):.0f }} to {{ right_without_luck(["choice"]):.0f }}%, and the other two without it to {{
+# right_without_luck(["clean", "arithmetic"]):.0f }}%. {{ assert right_without_luck(["choice"]) < 30 >
+# right_without_luck(["clean", "arithmetic"]) }} All three took it to {{ right_without_luck(FACTORS):.0f }}%. Greedy
+# answers have hardly any garbage to lose, {{ 100 * greedy_garbage:.1f }}% before training. {{ assert greedy_garbage <
+# 0.05 }} That's why they told a story about choice alone.
 #
 # ### New skill, or better picking?
 #
-# A common argument: if training only made the model pick better among what it could already do, pass@1 would rise and
-# pass@16 wouldn't.
+# A common argument: if training only made the model better at picking what it could already do, pass@1 would rise and
+# pass@16 wouldn't. **Look for** what the right end does.
 
 # %% tags=["hide-input"]
 # @title Figure: pass@k before and after
@@ -687,11 +707,10 @@ plt.show()
 # Both rose. {{ assert at_16["after"] > at_16["before"] + 0.1 }} That alone is no proof of a new skill: a problem
 # that one sample in a hundred solved, and now one in two, raises pass@16 nearly as much as one that was out of reach.
 #
-# ### The record
+# ### The learning curve
 #
-# Finally the learning curve as most papers show it, greedy accuracy, for runs of {{
-# load_curve("dr_grpo")["setup"]["steps"] }} steps with {{ len(load_curve("dr_grpo")["results"]) }} seeds. The line is
-# the mean; the band goes from the worst seed to the best.
+# Finally, what most papers show: greedy accuracy, here of {{ len(load_curve("dr_grpo")["results"]) }} seeds over {{
+# load_curve("dr_grpo")["setup"]["steps"] }} steps. The line is the mean; the band goes from the worst seed to the best.
 
 # %% tags=["hide-input"]
 # @title Figure: the recorded curve
@@ -781,14 +800,14 @@ tested = [100 * record["results"][0]["summary"][f"accuracy_{when}"] for when in 
 # 5. The reward says nothing about working. Where does the working come from?
 #
 # <details><summary>Answer</summary>
-# From the model: it worked in part of its samples from the start. Those samples were right more often, so training made
-# them more frequent. A model that never works could not learn it this way.
+# From the model: some of its samples showed working from the start. Those were right more often, so training made them
+# more frequent. A model that never shows any could not learn it this way.
 # </details>
 #
 # ## Exercises
 #
-# [exercises/00_start_here.ipynb](../exercises/00_start_here.ipynb): a strict reader of final numbers, pass@k for a
-# whole table of samples, and the credit of factors that multiply. Then go on to [01 · The policy
+# [exercises/00_start_here.ipynb](../exercises/00_start_here.ipynb): read a final number strictly, compute pass@k for a
+# whole table of samples, and share the credit among factors that multiply. Then go on to [01 · The policy
 # gradient](01_policy_gradient.ipynb).
 #
 # ## Further reading
