@@ -31,9 +31,9 @@ print("ready")
 #
 # ●●○○○ · 10 minutes
 #
-# The reward of this course begins with reading a number. Write the strict reading of a completion, a little simpler
-# than the package's. Return the number of the **last** line that reads `#### NUMBER`, as a float, and `nan` if there
-# is none.
+# Every reward in this course begins with reading a number, and the policy will find any text that's read too kindly.
+# Write the strict reading of an answer, a little simpler than the package's. Return the number of the **last** line
+# that reads `#### NUMBER`, as a float, and `nan` if there is none.
 #
 # - Four `#` at the beginning of a line, at least one space, a number, then at most spaces up to the end of the line.
 # - A number is digits with an optional `-` before and an optional decimal part (`3.50`). Commas may group by threes:
@@ -75,7 +75,7 @@ def final_number(text: str) -> float:
 check.q1(final_number)
 
 # %% [markdown]
-# Try it on text of your own: what would you write if you wanted the reward without the work?
+# Try it on texts of your own: what would you write if you wanted the reward without solving the problem?
 
 # %%
 if check.q1.passed:
@@ -101,7 +101,7 @@ if check.q1.passed:
 # where $c$ is the number of right samples of the problem. Return a float.
 #
 # <details><summary>Hint 1: a question</summary>
-# One problem is always solved, another never. What is pass@8 of the two, and what would the formula give for their mean
+# One problem is always solved, another never. What is their mean pass@8, and what would the formula give for their mean
 # number of right samples?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
@@ -148,8 +148,9 @@ if check.q2.passed:
 
 # %% [markdown] tags=["solution"]
 # **Why not pool the samples.** One count over all problems would treat the two sets alike, and they are not: what is
-# never solved cannot be learned from. **Why not look at the first k samples.** Their mean is right too, but it throws
-# $n-k$ samples away; the formula is the average over all ways to choose $k$ of the $n$, which the next cell counts out.
+# never solved can't be learned from. The lesson's model stayed below the pooled figure at pass@16 for this reason.
+# **Why not look at the first k samples.** That's right on average too, but it throws $n-k$ samples away; the formula is
+# the average over all ways to choose $k$ of the $n$, which the next cell counts out.
 
 # %% tags=["solution"]
 flags = torch.tensor([[True, False, False, True, False]])
@@ -162,14 +163,14 @@ print(f"{sum(ways)} of {len(ways)} ways = {sum(ways) / len(ways)}; pass_at_k: {p
 # ●●●○○ · 20 minutes
 #
 # Lesson 00 takes apart a gain whose factors multiply. Here is the smallest case: an answer is right if it is clean (50%
-# before training, 90% after) and works (20%, then 100%). So 10% were right before, and 90% after. How many of the 80
-# points did each of the two contribute? There are two ways to tell it:
+# before training, 90% after) and shows its working (20%, then 100%). So 10% were right before, and 90% after. How many
+# of the 80 points did each of the two contribute? There are two ways to tell the story:
 #
 # - clean first: 0.5 → 0.9 at 20% working adds 8 points; then working, at 90% clean, adds 72;
 # - working first: 0.2 → 1.0 at 50% clean adds 40 points; then clean adds 40.
 #
 # Neither order is better than the other, so take the **mean over all orders**. Write it for any number of factors:
-# `before` and `after` hold the factors, `[k]`, with `k` up to 5; return what each contributes, `[k]`, as a share of all
+# `before` and `after` are the factors, `[k]`, with `k` up to 5; return what each contributes, `[k]`, as a share of all
 # answers (0.24 for clean and 0.56 for working, here).
 #
 # <details><summary>Hint 1: a question</summary>
@@ -183,8 +184,8 @@ print(f"{sum(ways)} of {len(ways)} ways = {sum(ways) / len(ways)}; pass_at_k: {p
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Two loops, over `itertools.permutations` of the places and over the places of one order. Inside, a copy of `before` in
-# which one more entry becomes that of `after`, and the difference of two products. A test: the parts add up to the
+# Two loops, over `itertools.permutations` of the indices and over the indices of one order. Inside, a copy of `before`
+# in which one more entry becomes that of `after`, and the difference of two products. A test: the parts add up to the
 # gain.
 # </details>
 
@@ -209,8 +210,8 @@ def credit(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
 check.q3(credit)
 
 # %%
-if check.q3.passed:  # the lesson's factors, all levels in one; it shares level by level, and finds other numbers
-    names = ("clean", "works", "right numbers")
+if check.q3.passed:  # the lesson's factors, all levels in one; the lesson goes level by level and finds other numbers
+    names = ("clean", "choice", "arithmetic")
     brings = credit(torch.tensor([0.55, 0.28, 0.58]), torch.tensor([0.90, 1.00, 0.75]))
     print("  ".join(f"{name} {100 * points:.1f} points" for name, points in zip(names, brings.tolist(), strict=True)))
 
@@ -218,5 +219,5 @@ if check.q3.passed:  # the lesson's factors, all levels in one; it shares level 
 # This is the *Shapley value* of game theory: the only way to share that adds up to the whole, treats equals alike,
 # gives nothing to a factor that makes no difference, and shares the sum of two gains as it shares each of them. It's
 # still a convention. What choice contributes is neither what it would have gained alone nor what would be missing
-# without it: the lesson's table has all three numbers. When somebody tells you how much of an improvement is due to
-# what, ask which of the three it is.
+# without it: the lesson has all three numbers. When somebody tells you how much of an improvement is due to what, ask
+# which of the three it is.
