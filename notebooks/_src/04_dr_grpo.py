@@ -61,14 +61,20 @@ task = loop.task
 #
 # **Make the two deletions** in [the first exercise](../exercises/04_dr_grpo.ipynb).
 #
-# Both divisions look like harmless scaling. Here is the race: the embedded model, {{ lesson04.SLOW["steps"] }} steps at
-# a quarter of the usual learning rate, so that we can watch; up to {{ lesson04.SLOW["max_new_tokens"] }} tokens per
-# answer; {{ len(load_curve("lesson04_slow_grpo")["results"]) }} seeds each. Only the two divisions differ.
+# Both divisions look like harmless scaling. Are they? Here is the race: the embedded model, {{ lesson04.SLOW["steps"]
+# }} steps at a quarter of the usual learning rate, so that we can watch; up to {{ lesson04.SLOW["max_new_tokens"] }}
+# tokens per answer; {{ len(load_curve("lesson04_slow_grpo")["results"]) }} seeds each. Only the two divisions differ.
 
 # %% tags=["hide-input"]
 # @title Your bet
-FATES = ["no difference", "Dr. GRPO leads all the way", "GRPO leads all the way", "GRPO leads first, then Dr. GRPO"]
-race_bet = bet("Greedy accuracy of GRPO and Dr. GRPO, from the same model. Who leads?", FATES)
+FATES = {  # by whether GRPO leads at first, and in the end
+    None: "neither: the ranges of their seeds overlap all the way",
+    (False, False): "Dr. GRPO leads all the way",
+    (True, True): "GRPO leads all the way",
+    (True, False): "GRPO leads first, then Dr. GRPO",
+    (False, True): "Dr. GRPO leads first, then GRPO",
+}
+race_bet = bet("GRPO and Dr. GRPO train the same model. Which of them leads in greedy accuracy?", [*FATES.values()])
 
 # %% tags=["hide-input"]
 # @title Figure: the race
@@ -107,13 +113,12 @@ axes[1].set(title="lead over Dr. GRPO's mean", xlabel="training step", ylabel="p
 for ax, title in zip(axes, ("mean of 5 seeds, band: range", "mean of 5 seeds"), strict=True):
     ax.legend(title=title)
     ax.grid()
-plt.show()
 at = {step: {v: runs[:, steps.index(step)] for v, (steps, runs) in race.items()} for step in race["grpo"][0]}
 first, last = steps[1], steps[-1]
 ahead = {step: (runs["grpo"] - runs["dr_grpo"]).mean().item() for step, runs in at.items()}  # GRPO, in points
 worst = min(ahead, key=ahead.get)
-leads = [ahead[step] > 0 for step in (first, last)]
-race_bet.result(FATES[3] if leads == [True, False] else FATES[2] if all(leads) else FATES[1])
+race_bet.result(FATES[ahead[first] > 0, ahead[last] > 0])
+plt.show()
 
 # %% [markdown]
 # At step {{ first }} GRPO is {{ ahead[first]:.1f }} points ahead, its worst seed ahead of Dr. GRPO's best. {{ assert
@@ -143,7 +148,7 @@ race_bet.result(FATES[3] if leads == [True, False] else FATES[2] if all(leads) e
 #
 # So this loss does not maximise what an answer earns but what it earns **per token**. A right answer ($A > 0$) does
 # better if it's short. A wrong one ($A < 0$) pays a fine of $|A|/|y|$, and can make it as small as it likes by rambling
-# on. Nobody asked for either. Three ways of adding up the tokens of a batch of $N$ answers are in use:
+# on. Nobody asked for either. There are three common ways to add up the tokens of a batch of $N$ answers:
 #
 # | sum of the token losses, divided by | who | weight of one token |
 # | --- | --- | --- |
@@ -153,21 +158,23 @@ race_bet.result(FATES[3] if leads == [True, False] else FATES[2] if all(leads) e
 #
 # ## 3 · A coin that knows when to stop
 #
-# Here is the smallest policy whose answers have a length: after each token it stops with probability $q =
-# \sigma(\theta)$, else it goes on. An answer of length $L$ has $\log \pi = (L - 1) \log(1 - q) + \log q$, and its
-# derivative with respect to $\theta$ is $1 - qL$. Suppose **all** answers have the same advantage $A$, whatever their
-# length. Then no length is better than another, so a fair gradient is 0 on average. The plain one is, since
-# $\mathbb{E}[L] = 1/q$. GRPO's division makes it
+# How strong is that pull? Here is the smallest policy whose answers have a length: after each token it stops with
+# probability $q = \sigma(\theta)$, else it goes on. An answer of length $L$ has $\log \pi = (L - 1) \log(1 - q) + \log
+# q$, and its derivative with respect to $\theta$ is $1 - qL$. Suppose **all** answers have the same advantage $A$,
+# whatever their length. Then no length is better than another, so a fair gradient is 0 on average. The plain one is,
+# since $\mathbb{E}[L] = 1/q$. GRPO's division makes it
 #
 # $$\mathbb{E}\Big[\frac{A}{L}(1 - qL)\Big] = A \Big(\mathbb{E}\Big[\frac1L\Big] - \frac{1}{\mathbb{E}[L]}\Big).$$
 #
-# The bracket is positive (Jensen's inequality), so $\theta$ moves with the sign of $A$: if all answers are wrong they
-# stop less often, if all are right more often. And DAPO's mean over the tokens of a batch? There the divisor is the sum
-# $S$ of $N$ lengths, and the bracket becomes $\mathbb{E}[N/S] - q$. The sum has a negative binomial distribution, so
-# the bias can be added up exactly.
+# The bracket is positive (Jensen's inequality), so $\theta$ moves with the sign of $A$: answers that are all wrong
+# learn to stop less often, answers that are all right more often. And DAPO's mean over the tokens of a batch? There the
+# divisor is the sum $S$ of all $N$ lengths, and the bracket becomes $\mathbb{E}[N/S] - q$, which can be added up
+# exactly ($S$ has a negative binomial distribution). How much of GRPO's bias is left?
+
+# %% tags=["hide-input"]
+# @title Table: what token_mean keeps of GRPO's bias
 
 
-# %%
 def bias(rows: int, q: float, terms: int = 60_000) -> float:
     """E[rows / S] - q, where S is the sum of the lengths of `rows` answers."""
     s = torch.arange(rows, rows + terms, dtype=torch.float64)
@@ -176,8 +183,6 @@ def bias(rows: int, q: float, terms: int = 60_000) -> float:
     return (chance * rows / s).sum().item() - q
 
 
-# %% tags=["hide-input"]
-# @title Table: what token_mean keeps of GRPO's bias
 MEANS = (2, 20, 40)
 table = ["| answers in the batch | " + " | ".join(f"mean length {mean}" for mean in MEANS) + " |", "| --- " * 4 + "|"]
 kept = {rows: [bias(rows, 1 / mean) / bias(1, 1 / mean) for mean in MEANS] for rows in (1, 2, 8, 128)}
@@ -191,8 +196,8 @@ display(Markdown("\n".join(table)))
 # The mean over a batch of two answers keeps {{ 100 * kept[2][2]:.0f }} to {{ 100 * kept[2][0]:.0f }}% of GRPO's bias,
 # the mean over 128 next to nothing. {{ assert kept[128][0] < 0.02 }} A constant has none. Now let the coin learn, once
 # with answers that are all wrong and once with answers that are all right, 16 per step. They start at ten tokens on
-# average, and the limit is 80. (Dr. GRPO's constant is 10 here and not the limit, so that its steps begin about as
-# large as those of `token_mean`.) **Look for** which bands have a direction and which only spread.
+# average, and the limit is 80. (Dr. GRPO's constant is 10 here and not the limit, so that its steps are at first about
+# as large as those of `token_mean`.) **Look for** which bands have a direction and which only spread.
 
 # %% tags=["hide-input"]
 # @title Figure: the coin learns
@@ -296,8 +301,8 @@ print(f"before training, an answer goes on for {start:.0f} tokens after the fill
 # @title Your bet
 STEPS = pick(2, 20)
 length_bet = bet(
-    f"An answer that begins with filler goes on for {start:.0f} tokens, and earns 0 whatever it says. For how many "
-    f"after {STEPS} steps of GRPO?",
+    f"Answers that begin with filler go on for {start:.0f} tokens on average, and earn 0 whatever they say. How many "
+    f"tokens will it be after {STEPS} steps of GRPO?",
     (25, 0, LIMIT, 1),
     unit="tokens",
 )
@@ -331,7 +336,7 @@ for ax, lines in zip(axes, (LEFT, RIGHT), strict=True):
         runs = torch.tensor([[row["filler"] for row in seed["evals"]] for seed in seeds])
         steps, sealed[variant] = [row["step"] for row in seeds[0]["evals"]], runs[:, -1]
         band(ax, steps, runs, color, label, style)
-    ax.set(xlabel="step", ylim=(0, 135), yticks=range(0, 101, 20))
+    ax.set(xlabel="training step", ylim=(0, 135), yticks=range(0, 101, 20))
 for (name, (_, log)), marker in zip(live.items(), "vo", strict=True):
     axes[0].plot(*zip(*log, strict=True), marker, color=BLACK, label=f"your run: {name}", zorder=3)
 length_bet.line(axes[0])
@@ -339,10 +344,10 @@ axes[0].set(title="answers that begin with filler and earn 0", ylabel="mean leng
 axes[1].set_title("the same answers under GRPO")
 for ax in axes:
     ax.legend(loc="upper left", ncols=2)
-plt.show()
 ended_at = {name: log[-1][1] for name, (_, log) in live.items()}
 seeds = load_curve("lesson04_isolated_grpo")["results"]
 length_bet.result([ended_at["GRPO"], *(row["filler"] for seed in seeds for row in seed["evals"] if row["step"] == 20)])
+plt.show()
 
 # %% [markdown]
 # Within {{ STEPS }} steps GRPO has taught these answers to run towards the limit: they have {{ ended_at["GRPO"]:.0f }}
@@ -372,14 +377,14 @@ for name, (trained, _) in live.items():
 # ## 5 · Why it led, and why it lost
 #
 # Real training forces no openings. But the embedded model gets into such states by itself. It **guesses**, with `####`
-# and a number: the shortest wrong answer there is, some five tokens. {{ assert len(policy.tokenizer("#### 12",
+# and a number: the shortest wrong answer there is, about five tokens. {{ assert len(policy.tokenizer("#### 12",
 # add_special_tokens=False)["input_ids"]) + 1 == 5 }} And it writes **garbage**, which goes on for {{ fmean(v for seed
 # in load_curve("lesson04_kinds_grpo")["results"] for v in seed["steps"]["garbage_length"][:5]):.0f }} tokens (lesson 00
-# has both). Under GRPO, at the same advantage, one token of a wrong guess is pushed down some {{ fmean(v for seed in
+# has both). Under GRPO, at the same advantage, one token of a wrong guess is pushed down {{ fmean(v for seed in
 # load_curve("lesson04_kinds_grpo")["results"] for v in seed["steps"]["garbage_length"][:5]) / 5:.0f }} times as hard as
 # one of garbage. Here are the first {{ lesson04.BEGINNING["steps"] }} steps of the race, rerun with {{
-# len(load_curve("lesson04_kinds_grpo")["results"]) }} seeds, with the answers sorted by kind. On the right, from the
-# race itself, the length of the wrong ones. **Look for** what each method gets rid of, and how fast.
+# len(load_curve("lesson04_kinds_grpo")["results"]) }} seeds and every answer sorted by kind. On the right, from the
+# race itself, is the length of the wrong ones. **Look for** what each method gets rid of, and how fast.
 
 # %% tags=["hide-input"]
 # @title Figure: what the two get rid of
@@ -415,34 +420,37 @@ axes[0].legend(title="mean of seeds, band: range", loc="lower left")
 plt.show()
 
 # %% [markdown]
-# Both get rid of guesses, GRPO faster. It splits an answer's fine among its tokens, and a guess has few: at step 15, {{
-# greedy_guesses["grpo"][:, 3].mean():.0f }}% of greedy answers guess, under Dr. GRPO {{ greedy_guesses["dr_grpo"][:,
-# 3].mean():.0f }}%. {{ assert greedy_guesses["grpo"][:, 3].max() < greedy_guesses["dr_grpo"][:, 3].min() and all(g[:,
-# -1].max() < g[:, 0].min() for g in greedy_guesses.values()) }} At first some of that turns into work: at step 10 more
-# of GRPO's greedy answers are worked out and end in `####`, {{ worked["grpo"][:, 2].mean():.1f }} against {{
+# Both get rid of guesses, GRPO faster. It splits an answer's fine among its tokens, and a guess has few. At step 15, {{
+# greedy_guesses["grpo"][:, 3].mean():.0f }}% of GRPO's greedy answers guess, and {{ greedy_guesses["dr_grpo"][:,
+# 3].mean():.0f }}% of Dr. GRPO's. {{ assert greedy_guesses["grpo"][:, 3].max() < greedy_guesses["dr_grpo"][:, 3].min()
+# and all(g[:,
+# -1].max() < g[:, 0].min() for g in greedy_guesses.values()) }} At first, working takes their place: at step 10, {{
+# worked["grpo"][:, 2].mean():.1f }}% of GRPO's greedy answers show it and end in `####`, against {{
 # worked["dr_grpo"][:, 2].mean():.1f }}%. {{ assert worked["grpo"][:, 2].min() > worked["dr_grpo"][:, 2].max() }} **That
-# is the lead.** By step 30 it's gone: work is about as frequent under both, and {{ faulty["grpo"][:, -1].mean():.0f }}%
-# of GRPO's greedy answers are garbage or end in words that earn nothing, against {{ faulty["dr_grpo"][:, -1].mean():.0f
-# }}%. {{ assert abs(worked["grpo"][:, -1].mean() - worked["dr_grpo"][:, -1].mean()) < 1 and faulty["grpo"][:, -1].min()
-# > 3 * faulty["dr_grpo"][:, -1].max() }}
+# is the lead.** By step 30 it's gone. Working is about as frequent under both. Where GRPO has fewer guesses, it has more
+# garbage and more answers that end in words, and neither earns anything: {{ faulty["grpo"][:, -1].mean():.0f }}% of its
+# greedy answers, against {{ faulty["dr_grpo"][:, -1].mean():.0f }}%. {{ assert abs(worked["grpo"][:, -1].mean()
+# - worked["dr_grpo"][:, -1].mean()) < 1 and faulty["grpo"][:, -1].min() > 3 * faulty["dr_grpo"][:, -1].max() }}
 #
 # The garbage in the samples goes the same way. Dr. GRPO fines every token alike, and most tokens of wrong answers are
-# in the garbage: its share falls. Under GRPO it **rises**, and garbage gets longer. {{ assert garbage["dr_grpo"][:,
+# garbage, so garbage gets rarer. Under GRPO a token of a long answer is hardly fined at all: garbage gets **more
+# frequent**, and longer. {{ assert garbage["dr_grpo"][:,
 # -1].max() < garbage["grpo"][:, -1].min() and garbage["dr_grpo"][:, -1].mean() < garbage["dr_grpo"][:, 0].mean() and
 # garbage["grpo"][:, -1].mean() > garbage["grpo"][:, 0].mean() and garbage_length["grpo"][:, -1].min() >
-# garbage_length["grpo"][:, 0].max() + 5 }} Garbage hardly ever earns anything. Between steps 30 and 60 of the race {{
+# garbage_length["grpo"][:, 0].max() + 5 }} It hardly ever earns anything, so between steps 30 and 60 of the race {{
 # right_share["grpo"]:.0f }}% of GRPO's samples are right, and {{ right_share["dr_grpo"]:.0f }}% of Dr. GRPO's. {{
 # assert right_share["dr_grpo"] > right_share["grpo"] + 2 and wrong["dr_grpo"].mean(0).max() <
-# wrong["grpo"].mean(0).max() - 8 }} The deviation plays no part in that. {{ assert
+# wrong["grpo"].mean(0).max() - 8 }} That comes from the length alone: with the deviation or without, every seed that
+# divides by the length is behind every seed that doesn't. {{ assert
 # max(fmean(seed["steps"]["reward"][30:60]) for name in ("grpo", "no_std") for seed in
 # load_curve(f"lesson04_slow_{name}")["results"]) < min(fmean(seed["steps"]["reward"][30:60]) for name in ("dr_grpo",
-# "no_length") for seed in load_curve(f"lesson04_slow_{name}")["results"]) }} **That's why it loses**, as far as the
+# "no_length") for seed in load_curve(f"lesson04_slow_{name}")["results"]) }} **That's why GRPO loses**, as far as the
 # records can tell.
 #
-# So the bias costs more than a point or two at the end: it decides which faults vanish and which grow. On this task an
-# answer needs some thirty tokens; with thousands, the bias has more room. There, Liu et al. report what you saw on the
-# coin: wrong answers keep growing long after the reward has stopped rising, and Dr. GRPO ends that at about the same
-# accuracy. A growing length alone is no evidence of deeper reasoning.
+# So the bias does more than cost a point or two at the end: it decides which faults vanish and which grow. On this task
+# an answer needs some thirty tokens; with thousands, the bias has more room. There, Liu et al. report what you saw on
+# the coin: wrong answers keep growing long after the reward has stopped rising. Dr. GRPO puts an end to that, at about
+# the same accuracy. A growing length alone is no evidence of deeper reasoning.
 #
 # ## 6 · The other division: which problems count
 #
@@ -464,8 +472,8 @@ plt.show()
 # %% tags=["hide-input"]
 # @title Your bet
 weight_bet = bet(
-    "Groups of eight, divided by their deviation. How many times as much does a problem that is hardly ever solved "
-    "count as one that is solved half of the time?",
+    "Divide groups of eight by their deviation. What is the weight of a problem that is hardly ever solved, as a "
+    "multiple of the weight of one that is solved half of the time?",
     (3.0, 0.0, 10.0, 0.1),
 )
 
@@ -522,12 +530,12 @@ print(f"no gradient at all: {(success == 0).sum()} of {len(problems)} never solv
 # %% [markdown]
 # This model finds most problems hard, so the hard end gains, {{ share["GRPO"][0] - share["Dr. GRPO"][0]:.0f }} points,
 # and there's hardly an easy end. {{ assert share["GRPO"][0] > share["Dr. GRPO"][0] + 5 and share["GRPO"][1] < 10 }} In
-# training, five seeds show no difference: with the deviation and without, the ranges of test accuracy overlap at every
-# level of difficulty, with the length division and without, at the small learning rate and at the usual one. {{ assert
+# training, five seeds show no difference. With the deviation and without it, the ranges of test accuracy overlap at
+# every level of difficulty, whether the loss divides by the length or not, and at either learning rate. {{ assert
 # all(max(map(min, pair)) <= min(map(max, pair)) for kind in ("default", "slow") for names in (("grpo", "no_std"),
 # ("no_length", "dr_grpo")) for level in (1, 2, 3, 4) for pair in [[[seed["test"][f"accuracy_level_{level}"] for seed in
-# load_curve(f"lesson04_{kind}_{name}")["results"]] for name in names]]) }} It should show with large groups, problems
-# that stay near 0 or 1, or rewards of very different sizes.
+# load_curve(f"lesson04_{kind}_{name}")["results"]] for name in names]]) }} Expect a difference with large groups,
+# problems that stay near 0 or 1, or rewards of very different sizes.
 #
 # ## 7 · Why a constant
 #
