@@ -90,9 +90,9 @@ print("greedy:", " → ".join(f"{row['accuracy']:.0%}" for row in log if row["ac
 #
 # ●●●○○ · 15 minutes
 #
-# A trainer that you cannot read calls itself "GRPO-style". You can look at one thing: the gradient of its loss with
-# respect to the log-prob of each token, `[rows, length]`, at the first update after sampling, when every ratio is 1.
-# Both of GRPO's divisions may be in it, or one, or none, and all of it is multiplied by an unknown positive factor.
+# A trainer whose code you can't read calls itself "GRPO-style". You can look at one thing: the gradient of its loss
+# with respect to the log-prob of each token, `[rows, length]`, at the first update after sampling, when every ratio is
+# 1. Both of GRPO's divisions may be in it, or one, or none, and all of it is multiplied by an unknown positive factor.
 #
 # Return a tensor of two numbers, 0 or 1: does it divide by the length of the answer, and does it divide by the standard
 # deviation of the group? `rewards` is `[rows]`, group after group, `mask` bool `[rows, length]`. Some groups may have
