@@ -427,8 +427,8 @@ plt.show()
 # -1].max() < g[:, 0].min() for g in greedy_guesses.values()) }} At first, working takes their place: at step 10, {{
 # worked["grpo"][:, 2].mean():.1f }}% of GRPO's greedy answers show it and end in `####`, against {{
 # worked["dr_grpo"][:, 2].mean():.1f }}%. {{ assert worked["grpo"][:, 2].min() > worked["dr_grpo"][:, 2].max() }} **That
-# is the lead.** By step 30 it's gone. Working is about as frequent under both. Where GRPO has fewer guesses, it has more
-# garbage and more answers that end in words, and neither earns anything: {{ faulty["grpo"][:, -1].mean():.0f }}% of its
+# is the lead.** By step 30 it's gone. Working is about as frequent under both. In place of its guesses
+# GRPO has answers that are garbage or end in words, and earn as little: {{ faulty["grpo"][:, -1].mean():.0f }}% of its
 # greedy answers, against {{ faulty["dr_grpo"][:, -1].mean():.0f }}%. {{ assert abs(worked["grpo"][:, -1].mean()
 # - worked["dr_grpo"][:, -1].mean()) < 1 and faulty["grpo"][:, -1].min() > 3 * faulty["dr_grpo"][:, -1].max() }}
 #
