@@ -10,9 +10,9 @@
 # **You will learn**
 #
 # - that the package's training step is the loop you built, line by line;
-# - what a policy makes of a reward, and how that looks while it happens;
+# - what a policy makes of a reward that sounds reasonable;
 # - to read a run from its curves, and to tell failures apart;
-# - how to check that the program that samples is the policy that trains;
+# - how to check that sampling and training compute the same policy;
 # - how the same loop ends on a real model, in three runs;
 # - which differences between accuracies are noise.
 #
@@ -52,7 +52,7 @@ PROMPTS, GROUP, LIMIT, task = loop.PROMPTS, loop.GROUP, loop.LIMIT, loop.task
 #
 # Here's your loop as it is after lesson 04: the reward minus the mean of its group, a clipped sum over a constant. One
 # more function is replaced. Your `roll_out` samples prompt by prompt; the package's engine draws from the same
-# distribution for all prompts at once, and faster.
+# distribution for all prompts at once, and faster. Does the rest of the package do anything that your loop doesn't?
 
 
 # %%
@@ -73,8 +73,8 @@ def with_engine(policy, problems):
 loop.weigh, loop.loss, loop.roll_out = centered, changes.dr_grpo, with_engine
 
 # %% [markdown]
-# And this is how you train with the package and keep the loop in your own hands: a `Learner` has model and optimizer,
-# and `train_step` does one step. **Its last argument is your own reward function.**
+# Train with both and compare. A `Learner` of the package has model and optimizer, and `train_step` does one step, so
+# the loop stays in your hands. **Its last argument is your own reward function.**
 
 
 # %%
@@ -180,7 +180,7 @@ for text in ("She has 6+8=14 beads.\n#### 14", "She has 6+8=15 beads.\n#### 15")
 RUN = pick(6, 26)
 start = 100 * load_curve("lesson05_healthy")["results"][0]["evals"][0]["accuracy"]
 hole = bet(
-    f"The model starts at {start:.0f}% (greedy, validation problems) and is paid for sound work. Where is it after "
+    f"The model starts at a greedy accuracy of {start:.0f}% and is paid for sound work. What is the accuracy after "
     f"{RUN - 1} steps?",
     (60, 0, 100, 1),
     unit="%",
@@ -205,8 +205,8 @@ for log, width in ((farmed, 2), *((log, 0.8) for log in again_farmed)):
     axes[0].plot(range(RUN), [100 * m["reward"] for m in log], color=ORANGE, linewidth=width)
     axes[1].plot(*greedy_points(log), color=BLUE, marker="o", markersize=2 * width, linewidth=width)
 hole.line(axes[1])
-axes[0].set(title="the reward, mean of a step (thin: other seeds)", xlabel="training step", ylabel="%", ylim=(-2, 102))
-axes[1].set(title="greedy accuracy on validation problems", xlabel="training step")
+axes[0].set(title="what is paid (thin: other seeds)", xlabel="training step", ylabel="samples paid, %", ylim=(-2, 102))
+axes[1].set(title="what you want, on validation problems", xlabel="training step", ylabel="greedy, % right")
 for ax in axes:
     ax.grid()
 axes[1].legend()
@@ -221,15 +221,15 @@ for answer in answers[:: len(answers) // 4]:
 # than {{ max(fell):.1f }}% with two other seeds. {{ assert max(fell) < start / 4 }} The verifier has a hole, and the
 # answers show it. Where there's no calculation, none is wrong: `all([])` is `True`. So a guess is paid like a proof,
 # and it's shorter and safer. The policy didn't look for a bug. Guesses were among its samples from the start, they
-# earned more often than work, and so they became more probable.
+# earned more often than working did, and so they became more probable.
 #
 # The curve on the left is all you see if the verifier is your only judge. Keep a second judge that can't be fooled in
 # the same way, and read samples. Whatever you pay for, `train_step` also reports `accuracy` by the task's own verifier.
 #
-# ### One line closes it
+# ### One condition closes it
 #
 # There must be a calculation, and the announced number must be the result of the last one. Gold answers still play no
-# part in the reward.
+# part in the reward. How close does that come to paying for right answers?
 
 
 # %%
@@ -248,7 +248,7 @@ gold_policy, gold, _ = with_package(RUN)  # for comparison: paid for the right n
 
 # %% tags=["hide-input"]
 # @title Figure: the hole closed, and gold answers for comparison
-fig, axes = plt.subplots(1, 2, figsize=(10, 3), layout="constrained", sharey=True)
+fig, axes = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained", sharey=True)
 for log, color, marker, label in (
     (farmed, VERMILION, "s", "sound work"),
     (mended, GREEN, "^", "sound work, hole closed"),
@@ -256,11 +256,11 @@ for log, color, marker, label in (
 ):
     axes[0].plot(range(RUN), [100 * (m["reward"] - m["accuracy"]) for m in log], color=color, label=label)
     axes[1].plot(*greedy_points(log), color=color, marker=marker, label=label)
-axes[0].set(title="paid but wrong (reward minus accuracy)", xlabel="training step", ylabel="%", ylim=(-2, 102))
-axes[1].set(title="greedy accuracy on validation problems", xlabel="training step")
+axes[0].set(title="paid but wrong", xlabel="training step", ylabel="reward minus accuracy, %", ylim=(-2, 102))
+axes[1].set(title="what you want, on validation problems", xlabel="training step", ylabel="greedy, % right")
 for ax in axes:
     ax.grid()
-axes[0].legend(loc="center right", bbox_to_anchor=(1, 0.56))
+fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, title="paid for")
 plt.show()
 reached, with_gold = greedy_points(mended)[1][-1], greedy_points(gold)[1][-1]
 early, late = (100 * sum(m["reward"] - m["accuracy"] for m in part) / 5 for part in (mended[:5], mended[-5:]))
@@ -290,7 +290,7 @@ print(
 # %% [markdown]
 # In its first step {{ 100 * again[0]["reward"]:.0f }}% of the samples earn anything, and that's enough: after {{ RUN -
 # 1 }} steps it's at {{ back[1][-1]:.1f }}%, where the fresh start was at {{ reached:.1f }}%. Training amplifies what is
-# still in the samples. With no work left in them, nothing would have brought it back, so return to a checkpoint from
+# still in the samples. With no working left in them, nothing would have brought it back, so return to a checkpoint from
 # before the damage if you have one.
 #
 # ## 3 · Reading a run
@@ -307,7 +307,7 @@ print(
 # | `kl` (with `kl_coef`) | k3 to the start, nats per token | grows slowly | it jumps, or stays below 1e-5 |
 # | `clip_fraction` | share of tokens that the clip stopped | below 0.05 | it is large |
 # | `grad_norm` | before it is clipped | stays the same size | it spikes, or is exactly 0 |
-# | `mismatch_mean` | next section | as on the first day | it grows |
+# | `mismatch_mean` | sampling against training (section 4) | stays as small as at the start | it grows |
 #
 # The loss is missing on purpose: its value says nothing about progress (lesson 01).
 #
@@ -318,7 +318,8 @@ print(
 # others has **one** setting changed. One is paid for the wrong thing, one has a learning rate a hundred times too
 # large, one a thousand times too small, and one may write no more than {{
 # load_curve("lesson05_truncation")["setup"]["max_new_tokens"] }} tokens. All curves are of the samples of a step,
-# before its updates, so that KL begins at rounding level. **Look for** which is which. {{ assert
+# before its updates, so that KL begins at rounding level. **Look for** which is which. A run may be cut off for more
+# than one reason. {{ assert
 # math.isclose(load_curve("lesson05_collapse")["setup"]["lr"], 100 * make_config().lr) and
 # math.isclose(load_curve("lesson05_still")["setup"]["lr"], make_config().lr / 1000) }}
 
@@ -342,7 +343,7 @@ def band(ax, record, key: str, color: str, width: float = 1.6) -> None:
 PATIENTS = {"A": "truncation", "B": "still", "C": "format", "D": "collapse"}
 healthy = load_curve("lesson05_healthy")
 runs = {"healthy": healthy} | {letter: load_curve(f"lesson05_{name}") for letter, name in PATIENTS.items()}
-fig, axes = plt.subplots(2, 5, figsize=(13, 4.8), layout="constrained", sharex=True, sharey="row")
+fig, axes = plt.subplots(2, 5, figsize=(13, 5.2), layout="constrained", sharex=True, sharey="row")
 for column, (name, record) in zip(axes.T, runs.items(), strict=True):
     band(column[0], record, "reward", ORANGE, 4)
     band(column[0], record, "accuracy", BLUE)
@@ -352,7 +353,7 @@ for column, (name, record) in zip(axes.T, runs.items(), strict=True):
     column[1].set(xlabel="training step", yscale="log", ylim=(1e-9, 1e2))
 axes[0, 0].set(ylabel="share", ylim=(0, 1.02))
 axes[1, 0].set_ylabel("KL to the start, nats per token")
-axes[0, 2].legend(loc="upper right")
+fig.legend(handles=[*axes[0, 0].lines, *axes[1, 0].lines], loc="outside lower center", ncols=4)
 plt.show()
 print(f"recorded on {healthy['device']}, {healthy['date']}, with `python -m tools.lessons.lesson05`")
 
@@ -402,12 +403,12 @@ still_kl = by_seed(runs["B"], "kl").max().item()
 # (by_seed(runs["D"], "grad_norm")[:, 12:] == 0).float().mean() > 0.95 }} Nothing pulls such a run back. Go back to the
 # last good checkpoint and lower the learning rate, tenfold at a time.
 #
-# ## 4 · Is the program that samples the policy that trains?
+# ## 4 · Is the policy that samples the one that trains?
 #
 # A fifth failure shows in none of these curves. The policy gradient averages over answers **drawn from the policy that
 # it differentiates**. But two programs are at work, one that samples and one that trains. They may disagree because of
-# rounding, or of a setting that only one of them knows, such as a top-k that a serving library switches on by default.
-# This is the *train–inference mismatch*.
+# rounding, or because of a setting that only one of them knows, such as a top-k that a serving library switches on by
+# default. This is the *train–inference mismatch*.
 #
 # The test costs next to nothing. The engine keeps the log-prob of each token that it drew, and training computes it
 # again. Before any update the two must be equal. Their difference is the **mismatch**; its `exp` is the importance
@@ -416,8 +417,8 @@ still_kl = by_seed(runs["B"], "kl").max().item()
 # %% tags=["hide-input"]
 # @title Your bet
 outside_bet = bet(
-    "The engine samples with top-k 5, training knows nothing of it. Before the first update: which share of the tokens "
-    "has a ratio outside the clip range of 0.8 to 1.2?",
+    "The engine samples with top-k 5, and training doesn't know. Before the first update, what share of the tokens has "
+    "a ratio outside the clip range of 0.8 to 1.2?",
     (1, 0, 100, 1),
     unit="%",
 )
@@ -509,36 +510,37 @@ def test_of(name: str, key: str, after: bool) -> list[float]:
 # %% tags=["hide-input"]
 # @title Your bet
 ending_bet = bet(
-    f"With two examples the model starts at {100 * test_of('two examples', 'accuracy', False)[0]:.1f}%. Where is it "
-    f"after {real['two examples']['setup']['steps']} steps, less than four minutes?",
+    f"With two examples the model starts at {100 * test_of('two examples', 'accuracy', False)[0]:.1f}%. What's its "
+    f"accuracy after {real['two examples']['setup']['steps']} steps, which take less than four minutes?",
     (25.0, 0.0, 100.0, 0.5),
     unit="%",
 )
 
 # %% tags=["hide-input"]
 # @title Figure: three endings
-fig, axes = plt.subplots(1, 3, figsize=(12, 3.4), sharey=True, layout="constrained")
+fig, axes = plt.subplots(1, 3, figsize=(12, 3.8), sharey=True, layout="constrained")
 for ax, (name, record) in zip(axes, real.items(), strict=True):
     rewards = 100 * torch.tensor([seed["rewards"] for seed in record["results"]])  # [seeds, steps]
     width = max(1, rewards.shape[1] // 30)
     near = rewards.unfold(1, width, 1).mean(2)  # of so many steps
     x = [first + (width - 1) / 2 for first in range(near.shape[1])]
     ax.fill_between(x, near.amin(0), near.amax(0), color=ORANGE, alpha=0.25, linewidth=0)
-    ax.plot(x, near.mean(0), color=ORANGE, label="reward of samples, x 100")
+    ax.plot(x, near.mean(0), color=ORANGE, label="100 × reward of the samples")
     rows = [row for row in judged if row["variant"] == VARIANTS[name] and row["split"] == "validation"]
     for key, color, marker in (("accuracy_lenient", GREEN, "^"), ("accuracy", BLUE, "o")):
         steps = sorted({row["step"] for row in rows})
         means = [torch.tensor([100 * row[key] for row in rows if row["step"] == step]).mean() for step in steps]
-        ax.plot(steps, means, color=color, marker=marker, label="greedy, " + ("lenient" if "_" in key else "strict"))
-    ax.set(title=name, xlabel="training step", ylim=(-2, 55))
+        label = f"greedy, % right, {'lenient' if '_' in key else 'strict'}"
+        ax.plot(steps, means, color=color, marker=marker, linestyle=":", label=label)
+    seeds = len(record["results"])
+    ax.set(title=f"{name}, {seeds} seed{'s' * (seeds > 1)}", xlabel="training step", ylim=(-2, 55))
     ax.grid()
 axes[0].set_ylabel("%")
-lines = dict(zip(*axes[2].get_legend_handles_labels()[::-1], strict=True))
-axes[0].legend(lines.values(), lines.keys(), loc="upper right", fontsize=9)
-plt.show()
-print(provenance(real["two examples"]), "and validation on 256 problems")
+fig.legend(*axes[2].get_legend_handles_labels(), loc="outside lower center", ncols=3)
 learned = test_of("two examples", "accuracy", True)
 ending_bet.result([100 * accuracy for accuracy in learned])
+plt.show()
+print(provenance(real["two examples"]), "and validation on 256 problems")
 
 # %% tags=["hide-input"]
 # @title Table: before and after, on all test problems
@@ -576,10 +578,10 @@ for name, answer in shown.items():
 # there's nothing to amplify.
 #
 # **Format bonus: it collapses.** The reward reaches {{ formed[quickly - 1]:.2f }} at step {{ quickly }}: nearly every
-# answer has the form now, and is wrong. The work is gone: from {{ test_of("format bonus", "length_wrong", False)[0]:.0f
-# }} tokens, a wrong answer is down to {{ test_of("format bonus", "length_wrong", True)[0]:.0f }}. {{ assert
-# test_of("format bonus", "length_wrong", True)[0] < 6 and quickly < 20 }} The strict score went **up**, from 0.0 to {{
-# 100 * test_of("format bonus", "accuracy", True)[0]:.1f }}%. The lenient one shows what was lost: {{ 100 *
+# answer has the form now, and is wrong. The working is gone: from {{ test_of("format bonus", "length_wrong",
+# False)[0]:.0f }} tokens, a wrong answer is down to {{ test_of("format bonus", "length_wrong", True)[0]:.0f }}. {{
+# assert test_of("format bonus", "length_wrong", True)[0] < 6 and quickly < 20 }} The strict score went **up**, from 0.0
+# to {{ 100 * test_of("format bonus", "accuracy", True)[0]:.1f }}%. The lenient one shows what was lost: {{ 100 *
 # test_of("format bonus", "accuracy_lenient", False)[0]:.1f }} to {{ 100 * test_of("format bonus", "accuracy_lenient",
 # True)[0]:.1f }}%. It's section 2 and patient C once more, on a real model, in {{ real["format
 # bonus"]["results"][0]["summary"]["seconds"]["steps"]:.0f }} seconds.
@@ -621,7 +623,8 @@ noise_bet.result(round(needed, 1))
 
 # %% [markdown]
 # Now look at what others report for a sibling of that model, Qwen2.5-0.5B-Instruct. **Look for** pairs that are further
-# apart than that. (Overlap isn't the test: two bars may overlap a little and still differ by more than chance.)
+# apart than the red bar is long. (Overlap isn't the test: two black or blue bars may overlap a little and still differ
+# by more than chance.)
 
 # %% tags=["hide-input"]
 # @title Figure: published results with their error bars
@@ -631,6 +634,8 @@ for row, percent in enumerate(PUBLISHED.values()):
     bar = 100 * 1.96 * standard_error(percent / 100, PROBLEMS)
     ax.errorbar(percent, row, xerr=bar, color=BLUE if row else BLACK, marker="o", capsize=4)
     ax.annotate(f"{percent}", (percent, row), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=9)
+ax.annotate("", (47, 3.1), (47 + needed, 3.1), arrowprops={"arrowstyle": "|-|", "color": VERMILION})
+ax.text(47 + needed / 2, 2.9, f"{needed:.1f} points", ha="center", va="bottom", color=VERMILION, fontsize=9)
 ax.set_yticks(range(4), list(PUBLISHED))
 ax.set(ylim=(3.6, -0.6), xlabel="accuracy on GSM8K's 1,319 test problems, %", title="Qwen2.5-0.5B-Instruct, ± 1.96 se")
 ax.grid(axis="x")
