@@ -69,8 +69,8 @@ plt.show()
 
 # %% [markdown]
 # For {{ largest }} the critic is {{ TRAINED * gb[largest]:.0f }} of {{ left[-1]:.0f }} GB, and it roughly doubles the
-# work of the update. You'll read that GRPO halves the memory. That rounds up, and it assumes a critic of the policy's
-# size; drop a mere value head, and you save almost nothing.
+# work of the update. You'll read that GRPO halves the memory. That's rounded up, and it assumes a critic of the
+# policy's size; drop a mere value head, and you save almost nothing. What takes the critic's place?
 #
 # ## 2 · The group says what to expect
 #
@@ -194,7 +194,7 @@ def brief(policy, problems, rollout):
 # @title Your bet
 reached = 100 * plain[-1]["accuracy"]
 bonus_bet = bet(
-    f"Without the bonus {STEPS} steps of GRPO end at a greedy accuracy of {reached:.3g}%. With it?",
+    f"Without the bonus, {STEPS} steps of GRPO end at a greedy accuracy of {reached:.3g}%. Where do they end with it?",
     (round(reached), 0, 100, 1),
     unit="%",
 )
@@ -250,7 +250,7 @@ bonus_bet.result([spoiled, *with_bonus])
 # bonus end at {{ min(with_bonus):.0f }} to {{ max(with_bonus):.0f }}%.) In the last ten steps an answer has {{
 # late_length["GRPO, bonus of 0.001"]:.0f }} tokens on average, against {{ late_length["GRPO"]:.0f }}. {{ assert
 # late_length["GRPO, bonus of 0.001"] < 0.8 * late_length["GRPO"] }} At the end, {{ works["bonus"]:.0f }}% of its greedy
-# answers work the problem out, against {{ works["GRPO"]:.0f }}%, {{ assert works["bonus"] < works["GRPO"] - 10 }} and
+# answers show working, against {{ works["GRPO"]:.0f }}%, {{ assert works["bonus"] < works["GRPO"] - 10 }} and
 # in lesson 00 working instead of guessing was the largest part of the gain. How can a thousandth outvote a whole point?
 #
 # Look at a hard problem. All of its answers are wrong, so without the bonus its group contributes nothing. With the
@@ -473,9 +473,13 @@ silent_bet = bet(
     unit="%",
 )
 
+# %%
+silent_bet.result(signal["groups_without_signal"][:, AT].tolist())
+
 # %% [markdown]
-# You could put {{ share_then:.2f }} into the formula: {{ at_mean:.0f }}%. Let's see, and look for the reason in the
-# policy that you've just trained without the bonus: many samples for each of some training problems.
+# Put {{ share_then:.2f }} into the formula and you get {{ at_mean:.0f }}%. {{ assert
+# signal["groups_without_signal"][:, AT].min() > 5 + at_mean }} Why is it so far off? Look for the reason in the policy
+# that you've just trained without the bonus: take many samples for each of some training problems.
 
 # %%
 MANY, asked = 64, task.problems("train")[: pick(8, 64)]
@@ -493,8 +497,7 @@ print(f"{len(asked)} training problems, {MANY} samples for each: {share:.0%} of 
 
 # %% [markdown]
 # Of all groups of $G$ that could be drawn from a problem's {{ MANY }} answers, these are unanimous: $\binom{c}{G} +
-# \binom{n-c}{G}$ of $\binom{n}{G}$, where $c$ of $n$ are right. **Look for** the reason in the middle: why is the right
-# picture's formula so far off?
+# \binom{n-c}{G}$ of $\binom{n}{G}$, where $c$ of $n$ are right. **Look for** the reason in the middle.
 
 # %% tags=["hide-input"]
 # @title Figure: silent groups
@@ -530,14 +533,12 @@ for ax in axes:
     ax.legend()
 plt.show()
 counted, curve = silent_share(GROUP), signal["groups_without_signal"].mean(0)
-silent_bet.result(signal["groups_without_signal"][:, AT].tolist())
 
 # %% [markdown]
-# {{ curve[AT]:.0f }}%, and {{ counted:.0f }}% for your policy. {{ assert counted > 5 + from_mean[sizes.index(GROUP)]
-# and signal["groups_without_signal"][:, AT].min() > 5 + at_mean }} The formula is right for **one** problem. But
-# problems differ: groups of very hard or very easy ones are nearly always unanimous, and the problems in between can't
-# make up for it. So your accuracy doesn't tell you how many groups teach something; the spread of the problems does.
-# Exercise 3 takes this to its limit.
+# {{ curve[AT]:.0f }}% on record, and {{ counted:.0f }}% for your policy. {{ assert counted > 5 +
+# from_mean[sizes.index(GROUP)] }} The formula is right for **one** problem. But problems differ: groups of very hard or
+# very easy ones are nearly always unanimous, and the problems in between can't make up for it. So your accuracy doesn't
+# tell you how many groups teach something; the spread of the problems does. Exercise 3 takes this to its limit.
 #
 # On the left, the silent share starts at {{ curve[0]:.0f }}%, falls to {{ curve.min():.0f }}% as hard problems come
 # within reach, and rises again as more and more are always solved. {{ assert curve.argmin() not in (0, len(curve) - 1)
@@ -574,8 +575,8 @@ for name, label, color, style in (("16x8", "silent groups stay", BLUE, "-"), ("d
     for ax, x in zip(axes, (steps, price[name]), strict=True):
         ax.fill_between(x, accuracy.amin(0), accuracy.amax(0), color=color, alpha=0.15, linewidth=0)
         ax.plot(x, mean_of[name], style, color=color, label=label)
-axes[0].set(xlabel="training step", ylabel="greedy, % right", ylim=(35, 92))
-axes[1].set(xlabel="answers sampled so far")
+axes[0].set(xlabel="training step", ylabel="greedy, % right", ylim=(35, 92), title="by steps")
+axes[1].set(xlabel="answers sampled so far", title="by answers")
 axes[0].legend(title="mean of three seeds, band: range", loc="lower right")
 for ax in axes:
     ax.grid()
@@ -604,7 +605,10 @@ dear = int((price["dynamic"] >= price["16x8"][-1]).int().argmax())  # when it ha
 # @title Your bet
 SHAPES = ["64 x 2", "32 x 4", "16 x 8", "8 x 16", "2 x 64"]
 rows = make_config().num_prompts * make_config().num_generations
-split_bet = bet(f"{rows} answers per step, prompts x answers to each. Which split learns worst?", SHAPES)
+split_bet = bet(
+    f"{rows} answers per step, prompts x answers to each. Which split has the lowest greedy accuracy from step 30 on?",
+    SHAPES,
+)
 
 # %% tags=["hide-input"]
 # @title Figure: five splits
@@ -623,7 +627,7 @@ for shape, (color, style) in zip(SHAPES, looks, strict=True):
         ax.fill_between(x, runs.amin(0), runs.amax(0), color=color, alpha=0.12, linewidth=0)
         ax.plot(x, runs.mean(0), color=color, linestyle=style, label=shape)
 axes[0].set(xlabel="training step", ylabel="greedy, % right", ylim=(35, 92), title="mean of the seeds, band: range")
-axes[1].set(xlabel="training step", ylabel="silent groups, %", ylim=(0, 100), title="groups without signal")
+axes[1].set(xlabel="training step", ylabel="silent groups, %", ylim=(0, 100), title="groups that say nothing")
 axes[0].legend(loc="lower right", ncols=2, title="prompts x answers")
 plt.show()
 lead = dict(zip(steps, (whole["64 x 2"] - whole["2 x 64"]).tolist(), strict=True))  # in points
