@@ -90,7 +90,7 @@ print("greedy:", " → ".join(f"{row['accuracy']:.0%}" for row in log if row["ac
 #
 # ●●○○○ · 15 minutes
 #
-# Libraries that all say "GRPO" do not compute the same thing. You get a log: the reward of each answer, and the weight
+# Not every library that says "GRPO" computes the same thing. You get a log: the reward of each answer, and the weight
 # of its log-prob in the loss. One of five trainers wrote it. Row `i` answers prompt `i // num_generations`.
 #
 # | number | the weight of an answer |
@@ -111,8 +111,8 @@ print(torch.stack([rewards, weights]).view(2, 3, 4))
 
 # %% [markdown]
 # <details><summary>Hint 1: a question</summary>
-# If you did not know the factor and had to say by hand which of 2 and 3 wrote the log above: which two numbers would
-# you compare?
+# You don't know the factor, and you have to say by hand whether 2 or 3 wrote the log above. Which two numbers do you
+# compare?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
