@@ -15,7 +15,7 @@
 # - to tell apart greedy answers, samples and pass@k, and to estimate pass@k without bias;
 # - what reinforcement learning changes here: three things at once, and how much each contributes.
 #
-# You need Python and some PyTorch, but no GPU, no network and no reinforcement learning.
+# You need Python and some PyTorch, but no GPU, network or reinforcement learning.
 #
 # **This course** teaches a language model to reason, with reinforcement learning, and makes the training fast. It runs
 # on a laptop, with a task and a model that come with the package; a GPU makes it bigger, not different. In lesson 01
@@ -139,7 +139,7 @@ for level in (1, 2, 3, 4):
 
 # %% [markdown]
 # A problem's template and numbers decide which split it belongs to. So no problem is in two splits, not even with
-# other names in it, and a model can't pass the test by memorizing.
+# other names in it: nobody can pass the test by memorizing.
 
 # %%
 for split in ("train", "validation", "test"):
@@ -209,7 +209,7 @@ plt.show()
 # ## 5 · Greedy answers
 #
 # *Greedy* means: take the most probable token each time. There's no randomness, and it's how a finished model is
-# usually measured. We give the model the test problems.
+# usually measured.
 
 # %%
 from rlcourse.evaluation import answer_problems, summarize
@@ -518,7 +518,7 @@ lucky = [a for a in right_at_4 if not calculations(a.text)]
 # ## 8 · Half a training step
 #
 # Here's the first half of the map as code: two problems, four answers to each, a reward per answer, and how much better
-# than the mean of its group each one did. In lesson 01 you write the whole step.
+# than the mean of its group each one did.
 
 # %%
 from rlcourse import advantages
@@ -737,7 +737,7 @@ tested = [100 * record["results"][0]["summary"][f"accuracy_{when}"] for when in 
 # The curve starts at {{ 100 * mean[0]:.1f }}% and the printed line at {{ tested[0]:.1f }}%. Both are right. The curve
 # asks {{ asked }} validation problems, the line all {{ record["results"][0]["summary"]["eval_problems"] }} test
 # problems, and {{ asked }} problems have a standard error of {{ error:.1f }} points: these happen to be easier. So
-# compare runs only on the same problems, and expect other curves to start elsewhere.
+# compare runs only on the same problems.
 #
 # ## 10 · Notation
 #
@@ -787,17 +787,10 @@ tested = [100 * record["results"][0]["summary"][f"accuracy_{when}"] for when in 
 #
 # <details><summary>Answer</summary>
 # The formula says 1: drawing all 16 surely draws a right one. It is right on average over many sets of 16 samples, not
-# for each set. A single estimate with k close to n is noisy.
+# for each set.
 # </details>
 #
-# 4. Which reading of the verifier would you reward, if "The answer is 5." is common and right?
-#
-# <details><summary>Answer</summary>
-# It depends on what you want. The strict one also teaches the format. Then a rise of the strict score may be format
-# alone, so watch both: lesson 01 puts them side by side.
-# </details>
-#
-# 5. The reward says nothing about working. Where does the working come from?
+# 4. The reward says nothing about working. Where does the working come from?
 #
 # <details><summary>Answer</summary>
 # From the model: some of its samples showed working from the start. Those were right more often, so training made them
