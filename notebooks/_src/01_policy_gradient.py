@@ -123,8 +123,8 @@ plt.show()
 # | `weigh` | compares an answer with the others to its prompt | $A_i = R_i - \frac{1}{G-1} \sum_{j \ne i} R_j$ |
 # | `loss` | cross-entropy, weighted | $-\frac{1}{NT} \sum_i A_i \sum_t \log \pi_\theta(y_{i,t} \mid s_{i,t})$ |
 #
-# **Do that now**; it takes about 45 minutes. Your functions are saved as `my_loop.py`, and from here on every lesson
-# trains with that file. If you'd rather read on, you get ours.
+# **Do that now**; it takes about 45 minutes. Your functions are saved as `my_loop.py`, and from here on we train with
+# that file. Lessons 02 to 05 change it, a function or two at a time. If you'd rather read on, you get ours.
 
 # %%
 loop = load_loop()
@@ -132,24 +132,24 @@ start_accuracy = loop.greedy_accuracy(policy, pick(8, 200))
 print(inspect.getsource(loop.train))
 
 # %% [markdown]
-# That's the whole of `train`: roll out, judge, weigh, step. A step samples {{ loop.GROUP }} answers to each of {{
-# loop.PROMPTS }} problems. Take away the weights, and the loss is fine-tuning. An answer with weight 0 is left out; one
-# with a negative weight becomes less likely. The constant divisor only sets the scale; warm-up and gradient clipping
-# are routine.
+# That's the whole of `train`: roll out, judge, weigh (inside `advantages`), step. A step samples {{ loop.GROUP }}
+# answers to each of {{ loop.PROMPTS }} problems. Take away the weights, and the loss is fine-tuning. An answer with
+# weight 0 is left out; one with a negative weight becomes less likely. The constant divisor only sets the scale;
+# warm-up and gradient clipping are routine.
 #
 # ## 3 · Train, then take a piece out
 #
-# The model starts at a greedy accuracy of about {{ 100 * start_accuracy:.0f }}%. In lesson 00 you saw where {{
+# The model starts at a greedy accuracy of about {{ 100 * start_accuracy:.0f }}%. In lesson 00 you saw how far {{
 # load_curve("dr_grpo")["setup"]["num_prompts"] }} × {{ load_curve("dr_grpo")["setup"]["num_generations"] }} answers per
-# step lead. Your loop samples a quarter as many.
+# step take it. Your loop samples a quarter as many.
 
 # %% tags=["hide-input"]
 # @title Your bet
 STEPS, ASKED = pick(2, 30), pick(8, 200)
 larger = [e["accuracy"] for seed in load_curve("dr_grpo")["results"] for e in seed["evals"] if e["step"] == 30]
 first_bet = bet(
-    f"After 30 steps lesson 00's recorded runs were at {100 * min(larger):.0f} to {100 * max(larger):.0f}%. Where is "
-    f"yours after {STEPS} steps of {loop.PROMPTS} × {loop.GROUP} answers, about a minute?",
+    f"After 30 steps lesson 00's recorded runs were at {100 * min(larger):.0f} to {100 * max(larger):.0f}%. What is "
+    f"the greedy accuracy of your loop after {STEPS} steps of {loop.PROMPTS} × {loop.GROUP} answers, about a minute?",
     (45, 0, 100, 1),
     unit="%",
 )
@@ -207,8 +207,9 @@ first_bet.result([reached, *recorded("rloo_plus")])
 # after 30 steps.) The light line is lower because those answers are sampled, not greedy. It jumps because a step has
 # only {{ loop.PROMPTS * loop.GROUP }} of them. {{ assert 100 * max(row["reward"] for row in built) < reached }}
 #
-# Now take `weigh` out: the weight of an answer is its reward, 0 or 1. And be generous: everyone gets 5 points for
-# taking part, so a wrong answer earns 5 and a right one 6. The difference between them is the same as before.
+# Now take `weigh` out, so that the weight of an answer is its reward, 0 or 1. Then do the same with a generous judge:
+# everyone gets 5 points for taking part, so a wrong answer earns 5 and a right one 6. The difference between them is
+# the same as before.
 
 
 # %%
@@ -255,13 +256,15 @@ before, after = validation(shifted)[1][0], validation(shifted)[1][-1]
 second_bet.result([after, *recorded("reinforce_plus_5")])
 
 # %% [markdown]
-# {{ assert after < reached - 20 and validation(plain)[1][-1] > after + 20 }} Without a baseline, rewards 0 and 1 do
-# well. Add 5, and the run ends at {{ after:.3g }}%. A single run proves little, so look at the five thin lines: they
-# end between {{ recorded("reinforce_plus_5")[0]:.0f }} and {{ recorded("reinforce_plus_5")[-1]:.0f }}%, four of them
-# below the model they started from. {{ assert sum(value < 37 for value in recorded("reinforce_plus_5")) == 4 }} (With
-# rewards 0 and 1 the recorded seeds end at {{ recorded("reinforce")[0]:.0f }} to {{ recorded("reinforce")[-1]:.0f }}%.)
-# Yet the code is right, and so is the mathematics: **in expectation**, both judges give the same gradient. To see what
-# went wrong, ask what the loop estimates.
+# {{ assert after < reached - 20 and validation(plain)[1][-1] > after + 20 }} Rewards 0 and 1 do well even without a
+# baseline. Add 5, and the run ends at {{ after:.3g }}%. A single run proves little, so look at the five thin lines:
+# they end between {{ recorded("reinforce_plus_5")[0]:.0f }} and {{ recorded("reinforce_plus_5")[-1]:.0f }}%, four of
+# them below the model they started from. {{ assert sum(value < 37 for value in recorded("reinforce_plus_5")) == 4 }}
+# (With rewards 0 and 1 the recorded seeds end at {{ recorded("reinforce")[0]:.0f }} to {{ recorded("reinforce")[-1]:.0f
+# }}%.)
+#
+# Yet the code is right, and so is the mathematics: **in expectation**, both judges give the same gradient. So what went
+# wrong? Ask what the loop estimates.
 #
 # ## 4 · What the loop estimates
 #
@@ -338,7 +341,7 @@ assert torch.allclose(exact, trick, atol=1e-6)
 
 # %% [markdown]
 # So the estimator is right **on average**. A single sample is a wild guess. Averaging $N$ of them shrinks the error
-# like $1/\sqrt{N}$, a straight line on the logarithmic axes below. An estimator that is wrong on average bends and
+# like $1/\sqrt{N}$, a straight line on the logarithmic axes below. The error of an estimator that's wrong on average
 # levels off. The red one forgets the end token. **Look for** the bend.
 
 # %% tags=["hide-input"]
@@ -397,8 +400,8 @@ display(Markdown("\n".join(lines)))
 noise_ratio = mean_and_variance(R + 5, 0.0)[1] / mean_and_variance(R, 0.0)[1]
 
 # %% [markdown]
-# The same expected gradient with {{ noise_ratio:.0f }} times the variance, on the toy. That is the noise that the red
-# run has to learn through.
+# The same expected gradient with {{ noise_ratio:.0f }} times the variance. That is on the toy, but noise of this kind
+# is what the red run had to learn through.
 #
 # The variance is a parabola in $b$. Setting its derivative to zero gives its lowest point, a mean of the rewards that
 # gives more weight to texts with large scores:
@@ -448,9 +451,8 @@ explorer(draw, static=static, shift=(0.0, -1.0, 2.0, 0.5), training=(0, 0, 80, 1
 #
 # ## 6 · Fix it with one line
 #
-# Subtract the mean reward of the batch, and a run with a constant in its rewards recovers: see the green line in
-# section 9. A baseline is insurance against any constant that happens to be in all rewards. Section 7 looks at what it
-# costs.
+# Subtract the mean reward of the batch, and a run with a constant in its rewards recovers, as section 9 shows. A
+# baseline is insurance against any constant that happens to be in all rewards. Section 7 looks at what it costs.
 #
 # The batch mean has two flaws. Easy problems and hard ones share it, so an average answer to an easy problem looks like
 # an achievement. And it contains the very reward that it's subtracted from: a success raises its own bar. But we have
@@ -500,7 +502,8 @@ mean_reward = r.mean().item()
 # %% tags=["hide-input"]
 # @title Your bet
 third_bet = bet(
-    f"{mean_reward:.0%} of {len(r)} answers to this prompt are right. Which constant baseline has the lowest variance?",
+    f"{mean_reward:.0%} of {len(r)} answers to this prompt are right. They earn 1, the others 0. Which constant "
+    "baseline gives the gradient the lowest variance?",
     (round(mean_reward, 2), 0.0, 1.0, 0.01),
 )
 
@@ -562,8 +565,9 @@ display(Markdown("\n".join(lines)))
 #
 # ## 9 · On record
 #
-# The loop at the same size, with {{ len(load_curve("lesson01_reinforce")["results"]) }} seeds for each line. The line
-# is the mean of the seeds; the band goes from worst to best.
+# Here is the loop at the same size, with {{ len(load_curve("lesson01_reinforce")["results"]) }} seeds for each line.
+# The line is the mean of the seeds; the band goes from worst to best. **Look for** the one line on the left that keeps
+# up with those on the right.
 
 # %% tags=["hide-input"]
 # @title Figure: five seeds each
@@ -606,7 +610,7 @@ print(provenance(curves["reinforce"]), "with `python -m tools.lessons.lesson01`"
 # "rloo_plus")) }} {{ assert min(final["baseline_plus"] + final["rloo_plus"]) > max(final["reinforce_plus"] +
 # final["reinforce_minus"]) }}
 #
-# Where does it not matter? At the package's default of {{ load_curve("reinforce")["setup"]["num_prompts"] }} × {{
+# When does none of this matter? At the package's default of {{ load_curve("reinforce")["setup"]["num_prompts"] }} × {{
 # load_curve("reinforce")["setup"]["num_generations"] }} answers and rewards 0 and 1, plain REINFORCE, the batch mean
 # and RLOO end with ranges over their {{ len(ends[0]) }} seeds that overlap. {{ assert default_overlaps }} {{ assert
 # len({len(end) for end in ends}) == 1 }} If somebody claims that one of them wins, ask for the setting, the seeds and
