@@ -9,7 +9,7 @@
 # %% [markdown]
 # In the first part you write the training loop of [lesson 01](../notebooks/01_policy_gradient.ipynb), one function at a
 # time: five short ones, each tested as soon as it's there. Then your loop takes its first steps, and it's saved as
-# `my_loop.py`. Lessons 02 to 05 change that file, one function each. The second part has three puzzles.
+# `my_loop.py`. Lessons 02 to 05 change that file, a function or two each. The second part has three puzzles.
 #
 # Write your code where it says `# YOUR CODE HERE`, then run the cell below it. Each function must be self-contained:
 # use `torch` and Python's own modules. Of the three hints, the first asks a question, the second gives the idea, the
@@ -79,7 +79,8 @@ check.q1(sample)
 #
 # One forward pass over prompt and answer gives the log-prob of every token. The output at position $t$ predicts the
 # token at position $t + 1$, so the last output isn't used, and nothing predicts the first token. That leaves
-# `width - 1` log-probs. Only the answer's count, from its first token to the one that ends it: `mask` says which.
+# `width - 1` log-probs. Only those of the answer count, from its first token to the one that ends it, and `mask` says
+# which they are.
 #
 # | position | 0 | 1 | 2 | 3 | 4 | 5 |
 # | --- | --- | --- | --- | --- | --- | --- |
@@ -275,7 +276,8 @@ for problem in problems[:2]:
 # %% [markdown]
 # A policy will find out what this pays for. Find out first: write an answer that earns the reward **without solving the
 # problem**. You see only the question, and an answer has at most 120 characters, as the policy has a token limit. No
-# result is above 100. To pass, earn on three of four one-step problems and on four of five two-step problems.
+# result is above 100. To pass, earn the reward on three quarters of the one-step problems and four fifths of the
+# two-step ones.
 #
 # <details><summary>Hint 1: a question</summary>
 # How many different numbers fit into 120 characters, and which numbers can the answer to a given question be at all?
@@ -348,12 +350,12 @@ if check.q6.passed:
 # Find the rule behind the table (⏎ is a new line). `gold` is digits alone.
 #
 # <details><summary>Hint 1: a question</summary>
-# When somebody reads an answer aloud to you, how do you know which of its numbers they stand by?
+# When somebody reads an answer aloud to you, how do you know which of its numbers is their answer?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# An honest answer commits itself once, at the end. Read only the part where it does, and refuse an answer that claims
-# several things there. And compare numbers as numbers, not as text.
+# An honest answer commits to one number, at the end. Read only the part where it does, and refuse an answer that claims
+# several numbers there. And compare numbers as numbers, not as text.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
@@ -364,7 +366,7 @@ if check.q6.passed:
 
 # %% tags=["exercise"]
 def pays(text: str, gold: str) -> float:
-    """The reward of an answer: 1.0 if it commits itself to the right number, else 0.0."""
+    """The reward of an answer: 1.0 if it commits to the right number, else 0.0."""
     # BEGIN SOLUTION
     lines = [line for line in text.split("\n") if line.strip()]
     found = re.findall(r"-?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?", lines[-1]) if lines else []
