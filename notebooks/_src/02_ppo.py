@@ -124,7 +124,7 @@ peak = found.index(max(found))
 first_bet.result([found[-1], *(seed[-1] for seed in others)])
 
 # %% [markdown]
-# A splendid start: {{ max(found):.0f }}% after {{ 2 * peak }} rollouts, where single steps are at {{
+# A splendid start: {{ max(found):.0f }}% after {{ 2 * peak }} rollouts, when single steps are at {{
 # accuracies(one_step)[peak]:.0f }}%. {{ assert max(found) > accuracies(one_step)[peak] + 15 }} Then it falls, to {{
 # found[-1]:.0f }}% here and to {{ min(seed[-1] for seed in others):.0f }} to {{ max(seed[-1] for seed in others):.0f
 # }}% with other seeds. {{ assert found[-1] < max(found) - 10 and all(seed[-1] < max(seed) for seed in others) }} Let's
@@ -139,8 +139,8 @@ first_bet.result([found[-1], *(seed[-1] for seed in others)])
 # $$\rho_t = \frac{\pi_\theta(y_t \mid s_t)}{\pi_\text{old}(y_t \mid s_t)}
 #   = \exp\big(\log\pi_\theta(y_t \mid s_t) - \log\pi_\text{old}(y_t \mid s_t)\big) .$$
 #
-# The loss is then minus the mean of $\rho_t A$, with the gradient $\rho_t A\, \nabla \log \pi_\theta$. On the first
-# step all ratios are 1, and that's lesson 01's.
+# The loss is then minus the mean of $\rho_t A$, with the gradient $-\rho_t A\, \nabla \log \pi_\theta$. On the first
+# step all ratios are 1, and the gradient is lesson 01's.
 #
 # Let's watch both losses, with the ratio and without it. Take many steps on a single rollout and follow two kinds of
 # tokens: those of answers that did better than the others in their group, and those of answers that did worse. **Look
@@ -297,7 +297,7 @@ draw_recorded(ax, "loop_log_prob", VERMILION)
 clipped_others = draw_recorded(ax, "loop_clip", BLUE)
 clip_bet.line(ax)
 ax.set_title("Four runs, the same seed (thin: recorded seeds)")
-ax.legend(loc="lower right", ncols=2)
+ax.legend(loc="upper center", ncols=2)
 plt.show()
 late, single = accuracies(with_clip), accuracies(one_step)
 with_and_without = [sum(run[-1] for run in runs) / len(runs) for runs in (clipped_others, others)]
@@ -311,7 +311,7 @@ clip_bet.result([late[-1], *(seed[-1] for seed in clipped_others)])
 # the clip, and at {{ with_and_without[1]:.0f }}% with the plain log-prob. {{ assert with_and_without[0] >
 # with_and_without[1] + 10 }}
 #
-# Does the clip keep the ratios in its range? Back to the single rollout:
+# So the clip works. Does it do so by keeping the ratios in its range? Back to the single rollout:
 
 # %%
 moved["clip"] = reuse(clipped)
@@ -320,7 +320,7 @@ for name, logs in moved.items():
     rho = logs[-1].exp()
     outside = ((rho - 1).abs() > 0.2)[mask].float().mean()
     cut = (((rho > 1.2) & (A > 0)) | ((rho < 0.8) & (A < 0)))[mask].float().mean()
-    print(f"{name:8} after {len(logs) - 1} steps: {outside:5.1%} of the ratios outside of the range", end="")
+    print(f"{name:8} after {len(logs) - 1} steps: {outside:5.1%} of the ratios outside the range", end="")
     print(f", {cut:.1%} have no gradient" if name == "clip" else "")
     outside_of[name] = outside.item()
 
@@ -338,8 +338,8 @@ for name, logs in moved.items():
 # ## 4 · A baseline for each token
 #
 # The clip was PPO's first change to the loop; this is the second. RLOO gives all tokens of an answer the same
-# advantage, brilliant step and blunder alike. The natural baseline for token $t$ is the expected reward from its state
-# $s_t = (x, y_{<t})$, the **value**
+# advantage, from the brilliant step to the blunder. The natural baseline for token $t$ is the expected reward from its
+# state $s_t = (x, y_{<t})$, the **value**
 #
 # $$V(s_t) = \mathbb{E}\big[R \mid s_t\big] .$$
 #
@@ -352,7 +352,7 @@ for name, logs in moved.items():
 # %% tags=["hide-input"]
 # @title Your bet
 critic_bet = bet(
-    "The critic predicts the reward before each token of answers to new problems. How much of the reward's variance "
+    "Before each token of answers to new problems, the critic predicts the reward. How much of the reward's variance "
     "does it explain? (0: no better than the mean reward; 100: always right)",
     (50, 0, 100, 1),
     unit="%",
@@ -514,9 +514,8 @@ def draw_credit(ax, lam: float) -> None:
     A = gae(ONE_R, ONE_V, torch.ones_like(ONE_V), lam)[0]
     ax.plot(range(1, 6), ONE_V[0], color=BLACK, marker="o", linestyle=":", label="value before the token")
     ax.bar(range(1, 6), A, color=[BLUE if a > 0 else VERMILION for a in A], label="advantage")
-    for t, a in enumerate(A.tolist(), 1):
-        place = {"ha": "center", "va": "bottom" if a > 0 else "top"}
-        ax.text(t, a, f"{a:.2f}", fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5}, **place)
+    for t, a in enumerate(A.tolist(), 1):  # below the axis, or above it: clear of the line
+        ax.text(t, -0.03 if a > 0 else 0.03, f"{a:+.2f}", fontsize=9, ha="center", va="top" if a > 0 else "bottom")
     ax.set(xlabel="token", ylim=(-0.35, 1.0), title=f"λ = {lam:g}")
     ax.axhline(0, color=BLACK, linewidth=0.8)
     ax.legend(fontsize=8, loc="upper left")
@@ -543,8 +542,8 @@ explorer(draw_credit, static=[{"lam": 0.0}, {"lam": 0.8}, {"lam": 1.0}], lam=(0.
 # %% tags=["hide-input"]
 # @title Your bet
 lambda_bet = bet(
-    "The critic has learned nothing: it says the same before every token. You have one answer. Which λ gives the "
-    "advantages that correlate best with the true ones?",
+    "The critic has learned nothing: it says the same before every token. You have one answer from each state. Which λ "
+    "gives the advantages that correlate best with the true ones?",
     (1.0, 0.0, 1.0, 0.05),
 )
 
@@ -650,11 +649,11 @@ error, variance = (sum(column) for column in zip(*critic.log[ROLLOUTS // 2 :], s
 
 # %% [markdown]
 # PPO gets to {{ max(accuracies(ppo)):.0f }}% and ends at {{ accuracies(ppo)[-1]:.0f }}%: the clip doesn't rule out a
-# decline. {{ assert accuracies(ppo)[-1] < max(accuracies(ppo)) - 5 }} One seed each, so don't
-# rank the two clipped runs; the record below has three. But how good was the critic? In the second half of the run its
-# mean squared error on a fresh rollout is {{ error / variance:.2f }} times the variance of the reward there. {{ assert
-# error > variance }} A constant, the mean of that rollout, would have been a better guess. The critic started from
-# nothing; by then it has learned from {{ ROLLOUTS // 2 * loop.PROMPTS }} to {{ (ROLLOUTS - 1) * loop.PROMPTS }}
+# decline. {{ assert accuracies(ppo)[-1] < max(accuracies(ppo)) - 5 }} That's one seed each, so don't rank the two
+# clipped runs; the record below has three. But how good was the critic? In the second half of the run its mean squared
+# error on a fresh rollout is {{ error / variance:.2f }} times the variance of the reward there. {{ assert error >
+# variance }} A constant, the mean of that rollout, would have been a better guess! The critic started from nothing. By
+# then it has learned from {{ ROLLOUTS // 2 * loop.PROMPTS }} to {{ (ROLLOUTS - 1) * loop.PROMPTS }}
 # problems, and it chases a policy that moves. (The package's PPO also lets the critic's error train the model below the
 # head, and clips the value loss; whether the latter helps is disputed.)
 #
@@ -691,20 +690,20 @@ print(provenance(records["all"]), "with `python -m tools.lessons.lesson02`")
 # %% [markdown]
 # - **The clip matters.** At the same rate two of three seeds end ten points or more lower without it. {{ assert sum(a -
 #   b > 9.9 for a, b in zip(final["all"], final["no_clip"])) == 2 }} At twice the rate every seed without it ends below
-#   the {{ begin:.0f }}% where it began. {{ assert max(final["fast_no_clip"]) < begin }} It achieves this with few
-#   tokens: the clip fraction never exceeds {{ -(-100 * max(x for n in ("all", "fast_all") for s in
+#   the {{ begin:.0f }}% where it began. {{ assert max(final["fast_no_clip"]) < begin }} And clipping few tokens is
+#   enough: the clip fraction never exceeds {{ -(-100 * max(x for n in ("all", "fast_all") for s in
 #   records[n]["results"] for x in s["steps"]["clip_fraction"]) // 1):.0f }}%.
 # - **It's no guarantee.** At twice the rate full PPO falls, too, from {{ peak["fast_all"]:.0f }}% in its best seed to
 #   between {{ min(final["fast_all"]):.0f }} and {{ max(final["fast_all"]):.0f }}. {{ assert max(final["fast_all"]) <
 #   min(final["all"]) }}
-# - **Nothing else shows.** Without the critic (the batch mean in its place) or without gradient clipping, the ranges at
-#   the end overlap with PPO's. {{ assert all(min(final["all"]) <= max(final[n]) and min(final[n]) <= max(final["all"])
-#   for n in ("no_critic", "no_norm")) }} And with 16 × 8 answers, each used **once**, PPO solves {{
-#   min(tested["ppo"]):.0f }} to {{ max(tested["ppo"]):.0f }}% of the test problems, REINFORCE with the batch mean {{
-#   min(tested["reinforce_baseline"]):.0f }} to {{ max(tested["reinforce_baseline"]):.0f }}%: there the clip has next to
-#   nothing to do, and the critic gains nothing. {{ assert [[load_curve(n)["setup"][k] for k in ("num_prompts",
-#   "num_generations", "inner_epochs", "minibatches")] for n in ("ppo", "reinforce_baseline")] == [[16, 8, 1, 2],
-#   [16, 8, 1, 1]] and max(tested["ppo"]) <= max(tested["reinforce_baseline"]) }}
+# - **Nothing else makes a visible difference.** Without the critic (the batch mean in its place) or without gradient
+#   clipping, the ranges at the end overlap with PPO's. {{ assert all(min(final["all"]) <= max(final[n]) and
+#   min(final[n]) <= max(final["all"]) for n in ("no_critic", "no_norm")) }} And with 16 × 8 answers, each used
+#   **once**, PPO solves {{ min(tested["ppo"]):.0f }} to {{ max(tested["ppo"]):.0f }}% of the test problems, REINFORCE
+#   with the batch mean {{ min(tested["reinforce_baseline"]):.0f }} to {{ max(tested["reinforce_baseline"]):.0f }}%:
+#   there the clip has next to nothing to do, and the critic gains nothing. {{ assert [[load_curve(n)["setup"][k] for k
+#   in ("num_prompts", "num_generations", "inner_epochs", "minibatches")] for n in ("ppo", "reinforce_baseline")] ==
+#   [[16, 8, 1, 2], [16, 8, 1, 1]] and max(tested["ppo"]) <= max(tested["reinforce_baseline"]) }}
 #
 # All this holds for short answers with one reward at the end. With rewards along the way, or answers of thousands of
 # tokens, a baseline for each token may offer more, given a better critic.
