@@ -172,11 +172,11 @@ if check.q2.passed:
 #
 # PPO's objective has no floor. A token with $A < 0$ and a large ratio, one that became **more** probable although it
 # was bad, keeps its gradient, and rightly so. But its weight is $\rho$. If it was sampled with a probability of 0.001
-# and has 0.5 now, that is 500 times the weight of a token that has not moved.
+# and now has 0.5, that is 500 times the weight of a token that hasn't moved.
 #
 # Close the hole without losing the token: where PPO's gradient is $-\rho A \nabla \log \pi$ with $\rho >$ `most`, make
 # it $-$`most`$\, A \nabla \log \pi$. Everywhere else the gradient is PPO's, also where that is zero. The loss is a mean
-# over the real tokens of the batch. Only its **gradient** is looked at, so its value may be what you like.
+# over the real tokens of the batch. Only its **gradient** is checked; its value can be anything.
 #
 # Shapes: `logprobs` (with gradient), `old_logprobs`, `advantages`, `mask` `[rows, length]`; `clip`, `most` numbers,
 # `most` > 1 + `clip`. Where `mask` is False the log-probs may be `-inf`.
@@ -193,8 +193,8 @@ if check.q2.passed:
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Pick the real tokens first. Then a ratio without gradient; a truth value for each token that says whether the clip has
-# silenced it; a weight made of both; and the mean of three factors, with a minus.
+# Pick the real tokens first. Then a ratio without gradient; a bool per token that says whether the clip has silenced
+# it; a weight made of both; and the mean of three factors, with a minus.
 # </details>
 
 
