@@ -318,8 +318,8 @@ print(
 # others has **one** setting changed. One is paid for the wrong thing, one has a learning rate a hundred times too
 # large, one a thousand times too small, and one may write no more than {{
 # load_curve("lesson05_truncation")["setup"]["max_new_tokens"] }} tokens. All curves are of the samples of a step,
-# before its updates, so that KL begins at rounding level. **Look for** which is which. A run may be cut off for more
-# than one reason. {{ assert
+# before its updates, so that KL begins at rounding level. **Look for** which is which. Answers can be cut off for
+# more than one reason. {{ assert
 # math.isclose(load_curve("lesson05_collapse")["setup"]["lr"], 100 * make_config().lr) and
 # math.isclose(load_curve("lesson05_still")["setup"]["lr"], make_config().lr / 1000) }}
 
@@ -634,8 +634,8 @@ for row, percent in enumerate(PUBLISHED.values()):
     bar = 100 * 1.96 * standard_error(percent / 100, PROBLEMS)
     ax.errorbar(percent, row, xerr=bar, color=BLUE if row else BLACK, marker="o", capsize=4)
     ax.annotate(f"{percent}", (percent, row), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=9)
-ax.annotate("", (47, 3.1), (47 + needed, 3.1), arrowprops={"arrowstyle": "|-|", "color": VERMILION})
-ax.text(47 + needed / 2, 2.9, f"{needed:.1f} points", ha="center", va="bottom", color=VERMILION, fontsize=9)
+ax.annotate("", (57, 0.5), (57 + needed, 0.5), arrowprops={"arrowstyle": "|-|", "color": VERMILION})
+ax.text(57 + needed / 2, 0.3, f"chance: {needed:.1f} points", ha="center", va="bottom", color=VERMILION, fontsize=9)
 ax.set_yticks(range(4), list(PUBLISHED))
 ax.set(ylim=(3.6, -0.6), xlabel="accuracy on GSM8K's 1,319 test problems, %", title="Qwen2.5-0.5B-Instruct, ± 1.96 se")
 ax.grid(axis="x")
