@@ -297,7 +297,7 @@ draw_recorded(ax, "loop_log_prob", VERMILION)
 clipped_others = draw_recorded(ax, "loop_clip", BLUE)
 clip_bet.line(ax)
 ax.set_title("Four runs, the same seed (thin: recorded seeds)")
-ax.legend(loc="upper center", ncols=2)
+ax.legend(loc="lower left", fontsize=8)
 plt.show()
 late, single = accuracies(with_clip), accuracies(one_step)
 with_and_without = [sum(run[-1] for run in runs) / len(runs) for runs in (clipped_others, others)]
