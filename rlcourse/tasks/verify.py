@@ -1,10 +1,11 @@
 """The reward of word problems: read the final number of a completion and compare it with the gold answer, exactly.
 
 A number is ASCII digits, with an optional sign (+, - or one of Unicode's), currency sign ($, €, £) and decimal part,
-and commas only where they group by threes: `1,234` is one number, `3, 4` and `12,34` are two. A minus after a digit, a
-letter or a bracket subtracts: `10-3` ends in 3. `3/4` without spaces is a fraction, `3/0` no number. Percent signs and
-words are units: 50% is 50, 3 million is 3. Not read are `10^3`, `1e3`, `5²`, `2½`, and mixed numbers: `1 1/2` ends in
-1/2.
+and commas only where they group by threes. A minus after a digit, a letter or a bracket subtracts: `10-3` ends in 3.
+`3/4` without spaces is a fraction, `3/0` no number. Percent signs and words are units: 50% is 50.
+
+What isn't such a number as a whole isn't read in part: `12,34`, `1.234,5`, `3:30`, `1/2/2020`, `1 234` and `1 1/2`,
+whose digits are joined by one character; the powers `10^3`, `1e3`, `5²` and `2 x 10^3`; `2½`, `3 million` and `3k`.
 
 Every pattern takes time linear in the length of the text: repeats are possessive (`*+`, `++`), so none backtracks.
 """
@@ -21,12 +22,14 @@ MAX_DIGITS = 500  # more is not read as a number: int() takes quadratic time, an
 _DASHES = "−–‑‐-"
 _SIGN = rf"(?<![\w)\]}}+{_DASHES}])[+{_DASHES}]"
 _CURRENCY = r"\\?[$€£][ ]?"
-_INTEGER = r"(?:(?<![0-9],)[1-9][0-9]{0,2}(?:,[0-9]{3})++(?!,?[0-9])|[0-9]++)"
-_FRACTION = rf"(?<![0-9]/){_INTEGER}/{_INTEGER}(?![./,][0-9])"  # not in a date: 3/4/2020
-_UNSIGNED = rf"(?:{_FRACTION}|{_INTEGER}(?:\.[0-9]++)?+|(?<![0-9])\.[0-9]++)"
-_NOT_AN_EXPONENT = r"(?<![0-9^])(?<!\*\*)(?<!\^[{(-])(?<!\^\{-)(?<![0-9][eE])(?<![0-9][eE][+-])"
-_NO_EXPONENT = r"(?![½¼¾⅓⅔²³⁰¹⁴-⁹^]|\*\*|[eE][+-]?[0-9])"
-_NUMBER = rf"(?:{_SIGN}(?:{_CURRENCY})?|{_CURRENCY}[+{_DASHES}]?)?{_NOT_AN_EXPONENT}{_UNSIGNED}{_NO_EXPONENT}"
+_INTEGER = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})++|[0-9]++)"
+_UNSIGNED = rf"(?:{_INTEGER}/{_INTEGER}|{_INTEGER}(?:\.[0-9]++)?+|(?<![0-9])\.[0-9]++)"
+_NOT_JOINED = r"(?<![0-9][.,:/ ])(?<![0-9^])(?<!\*\*)(?<!\^[{(-])(?<!\^\{-)(?<![0-9][eE])(?<![0-9][eE][+-])"
+_NOT_GOING_ON = (
+    r"(?![.,:/ ]?[0-9]|[½¼¾⅓⅔²³⁰¹⁴-⁹^]|\*\*|[eE][+-]?[0-9]| ?(?:[x×*]|\\times|\\cdot) ?10 ?\^|[kKMB]\b"
+    r"|(?:[ ~-]|\\[ ,]|\\text\{){0,4}+(?i:hundred|thousand|million|billion|trillion))"
+)
+_NUMBER = rf"(?:{_SIGN}(?:{_CURRENCY})?|{_CURRENCY}[+{_DASHES}]?)?{_NOT_JOINED}{_UNSIGNED}{_NOT_GOING_ON}"
 _UNIT = r"[A-Za-z%°€£$][A-Za-z°²³/' \t-]*+"  # no digits and no operators: `#### 5 + 7 = 12` is not read as 5
 
 NUMBER = re.compile(_NUMBER)
@@ -34,8 +37,8 @@ WHOLE_NUMBER = re.compile(rf"{_NUMBER}%?\.?")
 STRICT = re.compile(rf"(?<!#)####[ \t]++({_NUMBER})[ \t]*+(?:{_UNIT})?\.?[^\S\n]*+(?=\n|\Z)")
 BOXED = re.compile(r"\\boxed\{((?:[^{}]++|\{[^{}]*+\})*+)\}")  # braces nest once: \boxed{5\text{ apples}}
 ANSWER_IS = re.compile(r"\banswer is\b", re.IGNORECASE)
-# Not after a digit: the mixed number 1\frac{3}{4} must not become 13/4.
-FRAC = re.compile(r"(?<![0-9])\\[dt]?frac\{([^{}]*+)\}\{([^{}]*+)\}")
+MIXED = re.compile(r"(?<=[0-9])\s*+\\[dt]?frac")
+FRAC = re.compile(r"\\[dt]?frac(?:\{([^{}]*+)\}| ?([0-9]))(?:\{([^{}]*+)\}| ?([0-9]))")
 # 1{,}234 and 1\,234 and 1,\!234; and groups by an apostrophe or a space that doesn't break
 GROUPING = re.compile(r"\{,\}|\\[!,]|(?<=[0-9])['’\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
 
@@ -98,7 +101,7 @@ def extract_strict(text: str) -> str | None:
 
     Exactly four #, anywhere in a line, then spaces or tabs, then the number. The rest of the line may hold a unit
     without digits and a full stop, nothing else: `#### 12 apples.`, `#### 60 km/h`, `#### 50%` are read; `####12`,
-    `#### x = 12`, `#### 5 + 7 = 12`, `#### 1. Add both`, `#### **12**` are passed over, so an earlier one counts.
+    `#### x = 12`, `#### 3 million`, `#### 5 + 7 = 12`, `#### 1. Add both`, `#### **12**` are passed over, so an earlier one counts.
     GSM8K's own grader takes the first match of `#### (\-?[0-9\.\,]+)`: it ignores the rest of the line and refuses a
     currency sign.
     """
@@ -112,7 +115,7 @@ def extract_lenient(text: str) -> str | None:
     strict = extract_strict(text)
     if strict is not None:
         return strict
-    text = GROUPING.sub("", FRAC.sub(r"\1/\2", text))
+    text = GROUPING.sub("", FRAC.sub(r"\1\2/\3\4", MIXED.sub(r" \\frac", text)))
     boxes = (_first_readable(reversed(NUMBER.findall(box))) for box in reversed(BOXED.findall(text)))
     stated = (
         _first_readable(NUMBER.findall(after.partition("\n")[0])) for after in reversed(ANSWER_IS.split(text)[1:])

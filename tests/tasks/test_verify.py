@@ -25,7 +25,8 @@ STRICT = {
     # not read
     **dict.fromkeys([
         "####12", "##### 12", "####\n12", "#### - 3", "#### **12**", "#### 3 4", "#### 3,4", "#### 1. Add both",
-        "#### 1,23", "#### 0,123", "#### 12.5.3", "#### 1e3", "#### 3/4.5", "#### ١٢", "#### 2½",
+        "#### 1,23", "#### 0,123", "#### 12.5.3", "#### 1e3", "#### 3/4.5", "#### ١٢", "#### 2½", "#### 3 million",
+        "#### 1.5 Thousand dollars", "#### $5k", "#### 3:30", "#### 1 234", "#### 1 1/2", "#### 2 x 10^3",
     ]),
 }  # fmt: skip
 
@@ -33,7 +34,7 @@ LENIENT = {
     "\\boxed{7} The answer is 8.\n#### 12\n13": "12",  # strictly readable: nothing else counts
     # boxed
     "so \\boxed{\\$1,234} for 5 days": "1234", "\\boxed{1{,}234}": "1234", "\\boxed{\\frac{3}{4}} of 8": "3/4",
-    "\\boxed{1\\frac{3}{4}}": "4", "\\boxed{2 + 3 = 5} or 6": "5", "\\boxed{2} \\boxed{x} 3": "2", "\\boxed{5": "5",
+    "\\boxed{\\frac12}": "1/2", "\\boxed{2 + 3 = 5} or 6": "5", "\\boxed{2} \\boxed{x} 3": "2", "\\boxed{5": "5",
     "\\boxed{} 6": "6",
     # "the answer is"
     "the final ANSWER IS: 5 apples of the 9": "5", "The answer is $\\frac{3}{4}$ of 8.": "3/4",
@@ -41,12 +42,18 @@ LENIENT = {
     "The answer is 3.\nThe answer is unclear.\n9": "3", "The answer is 3/0, or 5": "5",
     # the last number
     "####12": "12", "She has 12 apples and 3, 4 pears": "4", "1,234 or 1,234,567": "1234567",
-    "The answer is 1,234,5": "1", "10-3": "3", "x=-3.50!": "-3.50", "1/2 or 3/0": "1/2", "3/4/2020": "2020",
+    "10-3": "3", "x=-3.50!": "-3.50", "1/2 or 3/0": "1/2",
     "25 cm^2": "25", "2^{-3} or 4": "4", "1.5e+3, no, 7**2, 3": "3", "so –5": "-5",
     "1'234 or 1\u00a0234\u00a0567": "1234567",
     # none
     "10^3": None, "2^{-3}": None, "1e3 1.5e-3": None, "5²": None, "2½": None, "10^{13} 2**10": None,
     "no number": None, "$-,./%": None,
+    # no number as a whole
+    **dict.fromkeys([
+        "\\boxed{1\\frac{3}{4}}", "\\boxed{2 \\frac12}", "The answer is 1,234,5", "3/4/2020", "at 3:30", "5 1/2",
+        "1.234,5", "12,34,567", "1.234.567", "1 234 567", "\\boxed{3\\text{ million}}", "\\boxed{1.5 \\times 10^3}", "2*10^3",
+        "10K",
+    ]),
 }  # fmt: skip
 
 
@@ -179,4 +186,4 @@ def test_a_megabyte_of_anything_takes_linear_time(start, unit):
 
 
 def test_an_answer_beside_a_megabyte_of_digits_is_read():
-    assert verify("12 " + "1" * MEGABYTE, "12") == Readings(False, True, False, "12")
+    assert verify("12, " + "1" * MEGABYTE, "12") == Readings(False, True, False, "12")
