@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,13 +29,34 @@ def read_bytes(path: Path, remedy: str) -> bytes:
         raise ValueError(f"{path} cannot be read ({reason(error)}): {remedy}.") from None
 
 
+def of_json(content: bytes) -> Any:
+    """The value in JSON. Raises ValueError for what isn't any, or has a key twice, of which Python drops the first; the
+    message goes on from "it is"."""
+    twice: list[str] = []
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(value := dict(pairs)) < len(pairs):
+            twice.append(Counter(name for name, _ in pairs).most_common(1)[0][0])
+        return value
+
+    try:
+        value = json.loads(content.decode("utf-8"), object_pairs_hook=once)
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8 text") from None
+    except (ValueError, RecursionError):  # not JSON, nested too deeply, or a number that is too long for Python
+        raise ValueError("not JSON" if content.strip() else "empty") from None
+    if twice:
+        raise ValueError(f"an object with the key {twice[0]!r} twice")
+    return value
+
+
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
     """The JSON object in a file; errors as above."""
     content = read_bytes(path, remedy)
     try:
-        value = json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, or a number that Python does not take
-        raise ValueError(f"{path} is {'empty' if not content.strip() else 'not JSON'}: {remedy}.") from None
+        value = of_json(content)
+    except ValueError as error:
+        raise ValueError(f"{path} is {error}: {remedy}.") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds a JSON {type(value).__name__}, not an object: {remedy}.")
     return value
@@ -49,11 +71,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     values, lines = [], read_bytes(path, "move it away, or start a new run").splitlines()
     for number, line in enumerate(lines, start=1):
         try:
-            values.append(json.loads(line.decode("utf-8")))
-        except (ValueError, RecursionError):
+            values.append(of_json(line))
+        except ValueError as error:
             if number == len(lines):
                 break
-            raise ValueError(f"{path}, line {number} is not JSON: {remedy}.") from None
+            raise ValueError(f"{path}, line {number} is {error}: {remedy}.") from None
         if not isinstance(values[-1], dict):
             raise ValueError(f"{path}, line {number} is not a JSON object: {remedy}.")
     return values

@@ -10,7 +10,8 @@ from rlcourse.files import check_apart, read_json, read_lines, try_file, try_fol
 
 BROKEN = {
     "empty": (b"", "is empty"),
-    "binary": (b"\x80\x02}q\x00", "is not JSON"),
+    "binary": (b"\x80\x02}q\x00", "is not UTF-8 text"),
+    "a key twice": (b'{"a": {"b": 1, "b": 2}}', "is an object with the key 'b' twice"),
     "deep": (b"[" * 100_000, "is not JSON"),
     "a list": (b"[1]", "holds a JSON list"),
     "digits": (b'{"a": ' + b"9" * 5000 + b"}", "is not JSON"),
@@ -38,7 +39,7 @@ def test_a_last_line_that_a_kill_cut_short_is_left_out(path):
 
 @pytest.mark.parametrize(
     ("line", "complaint"),
-    [("", "is not JSON"), ("3", "is not a JSON object"), ("\x80", "is not JSON")],
+    [("", "is empty"), ("3", "is not a JSON object"), ("\x80", "is not UTF-8 text")],
 )
 def test_any_other_line_that_is_broken_is_named(line, complaint, path):
     path.write_bytes(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n'.encode("latin-1"))

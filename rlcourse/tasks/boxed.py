@@ -18,9 +18,9 @@ SPACES = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s|\\left(?![a-zA-Z])|\\r
 # Between two numbers, 1 2; but not in 1 234, \frac1 2 and \log_2 8.
 GAP = r"(?<=[0-9])(?<![_c][0-9])(?<!c [0-9])(?:\s|\\[,;:! ]|~)+(?=[0-9])(?![0-9]{3}(?![0-9]))"
 
-# math-verify drops these, or reads them as something else: bases, primes, moduli, dots; 1/2x as 1/(2x).
+# math-verify drops these, or reads them as something else: bases, primes, moduli, dots; 1/2x as 1/(2x), 1e5 as 5e.
 UNREAD = re.compile(
-    r"[0-9]\s*_|[0-9A-F]{2,}\s*_|\)\s*_"  # bases
+    r"[0-9]\s*[eE][-+]?[0-9]|[0-9]\s*_|[0-9A-F]{2,}\s*_|\)\s*_"  # bases
     r"|['\"′″]|\\prime|!!|\\[bp]?mod(?![a-z])|\\equiv|\\angle|\\[lcdv]?dots|…|\.\.|\^\{?T"
     r"|/(?:[0-9]+|[a-zA-Z])(?=[a-zA-Z(]|\\[a-z])|(?<![0-9:])[0-9]{1,2}:[0-9]{2}(?![0-9:])"  # 1/2x, 12:30
     rf"|{GAP}|\b(?:hundred|thousand|million|billion|trillion|dozen)s?\b"

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlcourse.files import read_bytes
+from rlcourse.files import of_json, read_bytes
+from rlcourse.settings import shown
 from rlcourse.tasks.task import Problem
 from rlcourse.tasks.verify import plain, to_number
 
@@ -17,7 +18,7 @@ PROVENANCE = (  # columns that say where a record is from, and nothing that a mo
 )  # fmt: skip
 EXAMPLE = '{"question": "...", "answer": "... #### 42"}'
 EMPTY = None, "", [], {}
-GROUPS = re.compile(r"(?<=[0-9])\s(?=[0-9]{3}(?![0-9]))")  # of digits: 12 345
+GROUPS = re.compile(r"\D*[0-9]{1,3}(?:\s[0-9]{3})+(?:\.[0-9]+)?")  # of digits: 12 345
 
 
 def problem_of(record: dict[str, Any]) -> Problem:
@@ -33,8 +34,19 @@ def read_problems(
     path: str | Path, of: Callable[[dict[str, Any]], Problem] = problem_of, example: str = EXAMPLE
 ) -> list[Problem]:
     """The problems in a UTF-8 file with one JSON object per line, like `example`. of: makes a problem from a record.
-    Raises FileNotFoundError, or ValueError that names a line that can't be used, or for no problems."""
-    return [p for _, p in read_each_line(Path(path), lambda line: of(parse_record(line, example)), "problems")]
+    Raises FileNotFoundError, or ValueError that names a line that can't be used or contradicts an earlier one, or for
+    no problems."""
+    asked: dict[str, tuple[str, Problem]] = {}
+    found = read_each_line(Path(path), lambda line: of(parse_record(line, example)), "problems")
+    for place, problem in found:
+        first, other = asked.setdefault(problem.question.strip(), (place, problem))
+        value = to_number(problem.gold)
+        if problem.gold != other.gold and (value is None or value != to_number(other.gold)):
+            raise ValueError(
+                f"{place}: the answer is {shown(problem.gold)}, and to the same question in {first} it's "
+                f"{shown(other.gold)}: keep the right one."
+            )
+    return [problem for _, problem in found]
 
 
 def read_train_and_test(folder: str, remedy: str, *form: Any) -> list[list[Problem]]:
@@ -85,13 +97,13 @@ def texts_of(record: dict[str, Any], keys: Iterable[str]) -> list[str]:
 def parse_record(line: bytes, example: str) -> dict[str, Any]:
     """The JSON object on one line. Raises ValueError, with what is wrong and the example."""
     try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise ValueError("the line is not UTF-8 text.") from None
-    except (ValueError, RecursionError):  # not JSON, nested too deeply, or a number that is too long for Python
-        raise ValueError(f"the line is not JSON; expected {example}.") from None
+        record = of_json(line)
+    except ValueError as error:
+        raise ValueError(f"the line is {error}; expected {example}.") from None
     if not isinstance(record, dict):
         raise ValueError(f"the line is a JSON {type(record).__name__}; expected {example}.")
+    if rb"\u" in line and re.search("[\ud800-\udfff]", json.dumps(record, ensure_ascii=False)):
+        raise ValueError("the line has half of a character, as \\ud83d alone is: write it whole.")
     return record
 
 
@@ -109,7 +121,8 @@ def check_columns(record: dict[str, Any], read: set[str]) -> None:
 def gold_of(answer: str) -> str:
     """The number after the last `####` of a worked answer, as plain text. ValueError if it can't be read as one."""
     _, mark, after = answer.rpartition("####")
-    number = GROUPS.sub("", after.strip())
+    number = after.strip()
+    number = re.sub(r"\s", "", number) if GROUPS.fullmatch(number) else number
     if not mark or to_number(number) is None:
         raise ValueError("the answer does not end in '#### NUMBER'.")
     return plain(number)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcourse.hub import load_rows
+from rlcourse.settings import MANY
 from rlcourse.tasks.boxed import as_written, last_box
 from rlcourse.tasks.jsonl import check_columns, hold_out, read_train_and_test, texts_of
 from rlcourse.tasks.pool import Failed, JudgePool
@@ -105,6 +106,8 @@ def problem_of(record: dict[str, Any]) -> Problem:
     keys = [next((name for name in names if name in record), names[0]) for names in both]
     question, answer = texts_of(record, keys)
     check_columns(record, SOLUTIONS.union(keys))
+    if "####" in answer:
+        raise ValueError(f"{keys[1]!r} is worked, as GSM8K's are: use --task gsm8k@FOLDER, or leave the working out.")
     level = record.get("level", record.get("difficulty"))
-    graded = type(level) in (int, float) and level >= 0  # DeepMath has -1 for a difficulty that is not known
+    graded = type(level) in (int, float) and 0 <= level <= MANY  # DeepMath has -1 for a difficulty that is not known
     return Problem(question.strip(), "", answer.strip(), int(level) if graded else None)

@@ -46,9 +46,12 @@ def test_gold_is_the_last_number_without_commas_currency_and_spaces():
         ('{"question": "How many?", "answer": "#### 2", "context": "Tom has 2."}', "the column context isn't asked"),
         *(
             (json.dumps({"question": "How many?", "answer": answer}), "the answer does not end in '#### NUMBER'")
-            for answer in ("two", "#### ", "#### 1,5", "#### 3 4", "#### 1e5", "#### ٣")
+            for answer in ("two", "#### ", "#### 1,5", "#### 3 4", "#### 1e5", "#### 1 100/3", "#### 1234 567")
         ),
         (b'{"question": "\xff", "answer": "#### 2"}', "the line is not UTF-8"),
+        ('{"question": "a", "answer": "#### 2", "answer": "#### 3"}', "the line is an object with the key 'answer' tw"),
+        ('{"question": "\\ud83d", "answer": "#### 2"}', "the line has half of a character"),
+        ('{"question": "How many? ", "answer": "#### 3"}', "the answer is '3', and to the same question in"),
     ],
 )
 def test_a_line_that_cannot_be_used_is_named_by_file_and_number(tmp_path, line, complaint):
@@ -57,6 +60,11 @@ def test_a_line_that_cannot_be_used_is_named_by_file_and_number(tmp_path, line, 
     with pytest.raises(ValueError, match=re.escape(f"{path}, line 3: {complaint}")) as caught:
         read_problems(path)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_question_may_come_again_with_the_same_number(tmp_path):
+    lines = (json.dumps({"question": "How many?", "answer": f"#### {n}"}) for n in ("1/2", "0.50", "1/2"))
+    assert [p.gold for p in read_problems(write(tmp_path, "\n".join(lines)))] == ["1/2", "0.50", "1/2"]
 
 
 def test_the_last_problems_are_held_out_and_some_must_be_left():

@@ -71,7 +71,7 @@ DIFFERENT = [
     (r"1.5\times10^{-20}", r"1.6\times10^{-20}"), ("1.0000001", "1"), (r"\frac{1}{2048}", "0.000488"),
     # what math-verify drops
     ("1011_3", "1011_2"), (r"1011_{\text{two}}", r"1011_{\text{three}}"), ("1A3_{16}", "1A3_{12}"),
-    ("(1011)_2", "1011"),
+    ("(1011)_2", "1011"), ("1e5", "5e"), ("5e", "1e5"),
     (r"\sin 30", r"\sin 30^\circ"), (r"\cos 60°", r"\cos 60"), (r"5^\circ\text{F}", r"5^\circ\text{C}"), ("30'", "30"),
     ("f'(x)", "f(x)"), (r"3 \mod 5", r"3 \mod 7"), (r"a\equiv b", "a=b"), (r"1,2,\ldots,10", "1,2,10"),
     ("0.333...", "0.333"),
@@ -155,6 +155,7 @@ def test_what_is_written_alike_needs_no_process(monkeypatch):
     [
         ({"question": "Q?", "final_answer": " 5 ", "difficulty": 4.5, "topic": "x"}, Problem("Q?", "", "5", 4)),
         ({"problem": "Q?", "answer": r"\pi", "solution": "long", "level": 5}, Problem("Q?", "", r"\pi", 5)),
+        ({"problem": "Q?", "answer": "2", "level": float("inf")}, Problem("Q?", "", "2")),
     ],
 )
 def test_the_fields_of_both_data_sets_are_read(record, expected):
@@ -165,6 +166,11 @@ def test_the_fields_of_both_data_sets_are_read(record, expected):
 def test_a_column_that_nothing_reads_is_refused(extra):
     with pytest.raises(ValueError, match=f"the column {next(iter(extra))} isn't asked"):
         problem_of({"question": "Q?", "final_answer": "5", "difficulty": 4.5, "r1_solution_1": "long"} | extra)
+
+
+def test_a_worked_answer_is_not_taken_for_the_final_one():
+    with pytest.raises(ValueError, match="'answer' is worked, as GSM8K's are: use --task gsm8k@FOLDER"):
+        problem_of({"question": "Q?", "answer": "2+3=5\n#### 5"})
 
 
 def write(folder, train: int, lines=()):
