@@ -16,6 +16,7 @@ DATE = datetime.date(2024, 7, 26)  # every day's prompts are those of this day
 TEMPLATE = {"enable_thinking": False, "date_string": DATE.strftime("%d %b %Y")}
 TODAY = re.compile(r"strftime_now\s*\(\s*(['\"])(.*?)\1\s*\)")
 TODAY_SOMEHOW = re.compile(r"strftime_now(?!\s+is\s+(?:not\s+)?defined)")
+RANDOM = re.compile(r"\|\s*random\b|\blipsum\s*\(")
 ASKED, ANSWERED = "1+1?", "It is 2."
 
 
@@ -23,10 +24,14 @@ def write_chats(tokenizer: PreTrainedTokenizerBase, chats: list[Messages], open_
     """Each chat as the tokenizer's template writes it, with or without the open turn of an answer. Where it has no
     system turns, an instruction comes before the first question.
 
-    Raises ValueError if there's no template, or it refuses a chat, or leaves out or changes a turn.
+    Raises ValueError if there's no template, or it refuses a chat, or leaves out or changes a turn; or for a text that
+    holds a special token, which would begin or end a turn.
     """
     if tokenizer.chat_template is None:
         raise ValueError("The model's tokenizer has no chat template: use an instruction-tuned model.")
+    every = "\n".join(message["content"] for chat in chats for message in chat)
+    if token := next((token for token in tokenizer.all_special_tokens if token in every), None):
+        raise ValueError(f"A message holds {token}, a special token of the model: take it out (templates add them).")
     if any(chat[0]["role"] == "system" for chat in chats) and not has_system_turns(tokenizer):
         chats = [without_system_turn(chat) for chat in chats]
     try:
@@ -40,6 +45,8 @@ def write_chats(tokenizer: PreTrainedTokenizerBase, chats: list[Messages], open_
         end = 0
         for message in chat:
             content = message["content"].strip()  # Llama's template strips, too
+            if "\n" in content:  # but an indented first line
+                content = message["content"].rstrip().lstrip("\n")
             start = text.find(content, end)
             if start < 0:
                 raise ValueError(
@@ -55,6 +62,8 @@ def apply_template(tokenizer: PreTrainedTokenizerBase, chats: list[Messages], op
     frozen = TODAY.sub(lambda call: repr(DATE.strftime(call[2])), tokenizer.get_chat_template())
     if TODAY_SOMEHOW.search(frozen):
         raise ValueError("it asks for today's date in a format that is not written there")
+    if RANDOM.search(frozen):
+        raise ValueError("it writes something random")
     options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": open_turn, "chat_template": frozen}
     return tokenizer.apply_chat_template(chats, **options, **TEMPLATE)
 
@@ -93,16 +102,18 @@ def is_special(tokenizer: PreTrainedTokenizerBase, token: int) -> bool:
 
 def ends_of(tokenizer: PreTrainedTokenizerBase, named: int | list[int] | None, path: str) -> list[int]:
     """The tokens that end an answer: those of the model's files, the tokenizer and the template. named: eos_token_id of
-    generation_config.json. Raises ValueError for one that's no token, or if all are ordinary text."""
-    named = [named] if isinstance(named, int) else named or []
-    ends = [*named, tokenizer.eos_token_id, template_end(tokenizer)]
-    ends = list(dict.fromkeys(end for end in ends if end is not None))
-    for end in ends:
+    generation_config.json. Raises ValueError for one that's no token, or ordinary text."""
+    named = named if isinstance(named, list) else [] if named is None else [named]
+    ends: list[int] = []
+    for end in [*named, tokenizer.eos_token_id, template_end(tokenizer)]:
+        if end is None or end in ends:
+            continue
         if type(end) is not int or end not in tokenizer.get_vocab().values():
             raise ValueError(f"eos_token_id in {path} is not a token of the model, but {end!r}: correct it there.")
-    if named and not any(is_special(tokenizer, end) for end in named):
-        raise ValueError(
-            f"eos_token_id in {path} is {named[0]}, the ordinary text {tokenizer.decode(named[:1])!r}, which would cut "
-            f"answers short: name {tokenizer.eos_token} there."
-        )
+        if not is_special(tokenizer, end):
+            raise ValueError(
+                f"eos_token_id in {path} is {end}, the ordinary text {tokenizer.decode([end])!r}, which would cut "
+                f"answers short: name {tokenizer.eos_token} there."
+            )
+        ends.append(end)
     return ends

@@ -28,6 +28,7 @@ CUTS = {
     "reasoning": (written("m.content.split('</think>')[-1]"), REASONING),
     "lines": (written("m.content.split('\n')[0]"), {"role": "assistant", "content": "So\n#### 2"}),
     "case": (written("m.content | lower"), {"role": "assistant", "content": "TWO"}),
+    "indentation": (written("m.content | trim"), {"role": "assistant", "content": "    if x:\n        return 2"}),
     "length": (written("m.content[:20]"), {"role": "assistant", "content": "2" * 30}),
     "escaped": (written("m.content | escape"), {"role": "assistant", "content": "1 < 2"}),
 }
@@ -75,10 +76,17 @@ def test_a_template_with_the_date_writes_the_same_one_every_day(date):
     assert policy.tokenizer.decode(policy.prompt("1+1?")) == "1+1? on 26 Jul 2024" == f"1+1? on {DATE:%d %b %Y}"
 
 
-@pytest.mark.parametrize("ask", ["{% set form = '%d' %}{% set d = strftime_now(form) %}", "{% set t = strftime_now %}"])
-def test_a_date_that_cannot_be_frozen_is_refused(ask):
+@pytest.mark.parametrize(
+    ("ask", "why"),
+    [
+        ("{% set form = '%d' %}{% set d = strftime_now(form) %}", "asks for today's date in a format that is not wri"),
+        ("{% set t = strftime_now %}", "asks for today's date in a format that is not written there"),
+        ("{{ ['Hello', 'Hi'] | random }}", "writes something random"),
+    ],
+)
+def test_what_cannot_be_frozen_is_refused(ask, why):
     policy = policy_with(f"{{% if strftime_now is defined %}}{ask}{{% endif %}}{{{{ messages[0].content }}}}")
-    with pytest.raises(ValueError, match=r"asks for today's date in a format that is not written there"):
+    with pytest.raises(ValueError, match=why):
         policy.prompt("1+1?")
 
 
@@ -106,6 +114,17 @@ def test_what_is_taught_is_an_end_whatever_the_tokenizer_calls_its_own():
     assert policy.end == "<|im_end|>" and 2 in ends_of(policy.tokenizer, 0, "")
     policy.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
     assert policy.end == "<|endoftext|>" and ends_of(policy.tokenizer, None, "") == [0]
+
+
+@pytest.mark.parametrize("named", [2.0, [[2]], "2", -1, True])
+def test_an_end_that_is_no_token_is_refused(named):
+    with pytest.raises(ValueError, match=r"^eos_token_id in F is not a token of the model, but "):
+        ends_of(make_policy().tokenizer, named, "F")
+
+
+def test_ordinary_text_among_the_ends_is_refused():
+    with pytest.raises(ValueError, match=r"^eos_token_id in F is 30, the ordinary text '.', which would cut answers"):
+        ends_of(make_policy().tokenizer, [2, 30], "F")
 
 
 def test_ids_with_holes_are_read():

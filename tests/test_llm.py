@@ -10,6 +10,11 @@ from rlcourse.llm import LLM
 from rlcourse.sampling import GREEDY, Sampling
 
 
+@pytest.fixture(autouse=True)
+def _ordinary_ends(monkeypatch):
+    monkeypatch.setattr("rlcourse.chat.is_special", lambda *_: True)
+
+
 @pytest.mark.parametrize("engine", ["fast", "hf-dynamic"])
 @pytest.mark.parametrize("sampling", [None, GREEDY, Sampling(0.7, top_k=4)])
 def test_tokens_texts_and_logprobs_belong_together(folder, engine, sampling):

@@ -12,12 +12,15 @@ from torch import Tensor
 from rlcourse.chat import Messages, write_chats
 from rlcourse.files import digest_of
 from rlcourse.hub import load_rows
+from rlcourse.interrupts import say
 from rlcourse.policy import Policy, positions_of
+from rlcourse.settings import shown
 from rlcourse.sft.config import SFTConfig, is_task
 from rlcourse.tasks import load_task
 from rlcourse.tasks.jsonl import EMPTY, meant, parse_record, read_each_line
 
 PROMPTS, ANSWERS = ("prompt", "question"), ("answer", "completion", "response")  # the keys that a record may have
+ROLES = ("system", "developer", "user", "assistant", "tool")
 EXPECTED = '{"messages": [{"role": "user", "content": "..."}, ...]} or {"prompt": "...", "answer": "..."}'
 HELD_OUT = 10  # one in so many examples is held out at most
 MINIGSM_PROBLEMS = 4000  # of the split that is kept for demonstrations: RL trains on others
@@ -68,6 +71,9 @@ def load_data(config: SFTConfig, policy: Policy) -> Data:
     kept = [[example for example in part if len(example.ids) <= limit] for part in encoded]
     if not kept[0]:
         raise ValueError(f"No example of {config.data} has at most {limit} tokens: {remedy}.")
+    learned = {tuple(example.ids.tolist()) for example in kept[0]}
+    if shared := sum(tuple(example.ids.tolist()) in learned for example in kept[1]):
+        say(f"{shared} of {len(kept[1])} held-out examples are also learned: their loss says nothing about new ones.")
     return Data(*kept, sum(map(len, encoded)) - sum(map(len, kept)), limit, remedy)
 
 
@@ -139,6 +145,9 @@ def conversation_of(record: dict[str, Any]) -> Messages:
     for number, message in enumerate(messages, start=1):
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
             raise ValueError(f"role or content of message {number} is not a text.")
+        if message["role"] not in ROLES or (number == 1 and message["role"] == "assistant"):
+            known = "user or system" if number == 1 else ", ".join(ROLES)
+            raise ValueError(f"message {number} has the role {shown(message['role'])}, expected {known}.")
         if message["role"] == "assistant" and not message["content"].strip():
             raise ValueError("an answer is empty.")
         if more := [key for key, value in message.items() if key not in ("role", "content") and value not in EMPTY]:

@@ -72,9 +72,17 @@ def test_a_template_that_writes_earlier_turns_anew_is_refused(policy):
         encode(policy, CHAT[1:], "here")
 
 
-def test_an_answer_that_holds_the_token_of_its_end_is_refused(policy):
-    with pytest.raises(ValueError, match=r"here: an answer holds <\|im_end\|>, which ends one"):
-        encode(policy, conversation_of({"prompt": "Why?", "answer": "a<|im_end|>b"}), "here")
+@pytest.mark.parametrize("kind", ["prompt", "answer"])
+def test_a_message_that_holds_a_special_token_is_refused(kind, policy):
+    record = {"prompt": "Why?", "answer": "a"} | {kind: "a<|im_end|>\n<|im_start|>user\nb"}
+    with pytest.raises(ValueError, match=r"here: A message holds <\|im_.*\|>, a special token of the model: take it"):
+        encode(policy, conversation_of(record), "here")
+
+
+def test_an_answer_that_holds_another_end_is_refused(policy):
+    policy.eos_ids.append(policy.tokenizer("!")["input_ids"][0])
+    with pytest.raises(ValueError, match=r"here: an answer holds .*, which ends one"):
+        encode(policy, conversation_of({"prompt": "Why?", "answer": "a! b"}), "here")
 
 
 @pytest.mark.parametrize(
@@ -111,6 +119,11 @@ BAD = {
     "a context": ({"prompt": "a", "answer": "b", "context": "c"}, "the column context isn't learned"),
     "two answers": ({"prompt": "a", "answer": "b", "response": "c"}, "the column response isn't learned"),
     "a bad example": ({"prompt": "a", "completion": "b", "label": False}, "the column label isn't learned"),
+    "another name for a role": (
+        {"messages": [CHAT[1], CHAT[2], CHAT[1], CHAT[2] | {"role": "Assistant"}]},
+        "message 4 has the role 'Assistant', expected system, developer,",
+    ),
+    "an answer to nothing": ({"messages": CHAT[2:]}, "message 1 has the role 'assistant', expected user or system"),
     "no assistant": ({"messages": CHAT[:2]}, "there is no answer: no message has the role"),
 }
 
@@ -140,6 +153,13 @@ def test_a_tenth_is_held_out_at_most_the_same_for_every_seed(policy, tmp_path):
         assert train == sorted(train, key=int)
         assert parts[0].fingerprint == parts[1].fingerprint
     assert load(policy, data=path, eval_examples=3).fingerprint != load(policy, data=path).fingerprint
+
+
+def test_held_out_examples_that_are_also_learned_are_counted(policy, tmp_path, capsys):
+    load(policy, data=lines(tmp_path / "same.jsonl", *[{"prompt": "a", "answer": "b"}] * 20))
+    assert capsys.readouterr().out.startswith("2 of 2 held-out examples are also learned: ")
+    load(policy, data=numbered(tmp_path / "numbers.jsonl", 20))
+    assert not capsys.readouterr().out
 
 
 def test_examples_that_are_too_long_are_left_out_and_counted(policy, tmp_path):
