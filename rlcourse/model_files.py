@@ -13,6 +13,8 @@ from rlcourse.chat import write_chats
 from rlcourse.files import read_bytes, read_json
 
 COPY_AGAIN = "copy the model's files again"  # the remedy for broken ones
+QUANTIZED = "The model in {} is quantized, and training needs whole weights: use the model that it was made from."
+FLOATS = {"F64", "F32", "F16", "BF16"}  # as safetensors names them; transformers takes other numbers for weights, too
 ORDINARY = "Tom has 12 apples and buys 7 more. How many apples does he have?"
 PROBES = (  # texts that tokenizers split in different ways
     ORDINARY,
@@ -40,8 +42,8 @@ def check_model_files(folder: Path) -> None:
             f"No tokenizer in {folder}: copy the model's tokenizer.json and tokenizer_config.json there."
         )
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        if (folder / name).exists():
-            read_json(folder / name, COPY_AGAIN)
+        if (folder / name).exists() and read_json(folder / name, COPY_AGAIN).get("quantization_config"):
+            raise ValueError(QUANTIZED.format(folder))
     if (folder / "chat_template.jinja").exists():
         read_bytes(folder / "chat_template.jinja", COPY_AGAIN)
     files = sorted(folder.glob("*.safetensors"))
@@ -49,10 +51,13 @@ def check_model_files(folder: Path) -> None:
         raise FileNotFoundError(f"No weights in {folder}: copy the model's model.safetensors there.")
     for file in files:
         try:
-            with safe_open(file, "pt"):
-                pass
+            with safe_open(file, "pt") as opened:
+                weights = [name for name in opened.keys() if name.endswith(".weight")]  # noqa: SIM118 (it is no dict)
+                kinds = {opened.get_slice(name).get_dtype() for name in weights}
         except Exception:  # safetensors has an error of its own
             raise ValueError(f"{file} cannot be read, is cut short or holds no weights: {COPY_AGAIN}.") from None
+        if not kinds <= FLOATS:
+            raise ValueError(QUANTIZED.format(folder))
 
 
 def load_tokenizer(path: str, folder: Path | None) -> PreTrainedTokenizerBase:

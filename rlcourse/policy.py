@@ -26,6 +26,7 @@ from rlcourse.lora import merge
 from rlcourse.model_files import (
     COPY_AGAIN,
     ORDINARY,
+    QUANTIZED,
     check_model_files,
     check_template,
     first_line,
@@ -112,7 +113,10 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
     if folder is not None and is_adapter(folder):
         from rlcourse.adapters import base_of, load_merged  # peft takes a second to import
 
-        policy = load_policy(base_of(folder), device)
+        try:
+            policy = load_policy(base_of(folder), device)
+        except RecursionError:
+            raise ValueError(f"The adapter in {folder} is its own base: name a model in its config.") from None
         load_merged(policy.model, folder)
         return replace(with_words_of(folder, policy), weights_digest=digest(policy.model))
     path = name if folder is None else str(folder)
@@ -129,6 +133,11 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
             raise ValueError(f"The weights in {path} do not fit its config.json ({kind}: {weight}): {COPY_AGAIN}.")
     if not all(parameter.isfinite().all() for parameter in model.parameters()):
         raise ValueError(f"The weights in {path} are not finite: use an earlier checkpoint or another model.")
+    if getattr(model.config, "quantization_config", None):
+        raise ValueError(QUANTIZED.format(path))
+    head = getattr(model.get_output_embeddings(), "weight", None)
+    if head is not None and head is not model.get_input_embeddings().weight:
+        model.config.tie_word_embeddings = False  # whatever it says: transformers goes by the file, others may not
     if hasattr(model, "peft_config"):  # of a name on the hub
         raise ValueError(f"{path} is an adapter: `hf download {path} --local-dir FOLDER`, then name that folder.")
     policy = policy_of(model.to(device).eval(), tokenizer, model.generation_config.eos_token_id, path)
@@ -183,6 +192,9 @@ def positions_of(model: PreTrainedModel) -> int:
     """The tokens that the model reads at most; many if its config has no limit."""
     config = model.config.get_text_config()
     found = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":  # one longer row in a batch changes the frequencies of all
+        found = rope.get("original_max_position_embeddings") or found
     return found if found and found > 0 else MANY
 
 

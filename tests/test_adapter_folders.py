@@ -50,6 +50,7 @@ SPOILT = {
     "a list": (lambda f: (f / "adapter_config.json").write_text("[]"), "adapter_config.json"),
     "beside a model": (lambda f: (f / "config.json").write_text("{}"), "holds an adapter and a model: move one"),
     "no base": (lambda f: rewrite(f, base_model_name_or_path=None), "does not name the adapter's base"),
+    "its own base": (lambda f: rewrite(f, base_model_name_or_path=str(f)), "is its own base: name a model in its conf"),
     "a base that is gone": (lambda f: rewrite(f, base_model_name_or_path="/nowhere/x"), "No model in /nowhere/x"),
 }
 

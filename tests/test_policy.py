@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from policies import make_policy
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from rlcourse.policy import load_policy, low_precision_copy
@@ -66,6 +67,7 @@ def test_every_broken_file_of_a_model_is_refused(file, how, folder):
         ),
         ("config.json", {"intermediate_size": 96}, "do not fit its config.json (mismatched: model.layers."),
         ("config.json", {"tie_word_embeddings": False}, "missing: lm_head.weight"),
+        ("config.json", {"quantization_config": {"quant_method": "fp8"}}, "is quantized, and training needs whole wei"),
         ("generation_config.json", {"eos_token_id": 10**6}, "eos_token_id in "),
         ("tokenizer_config.json", {"eos_token": "new"}, "has more tokens than its model's 300"),
         ("tokenizer.json", {"model": {"type": "BPE", "vocab": {}, "merges": []}}, "leaves text out"),
@@ -82,6 +84,24 @@ def test_weights_that_are_not_finite_are_refused(folder):
         model.model.norm.weight[3] = torch.nan
     model.save_pretrained(folder)
     assert "are not finite: use an earlier checkpoint" in refusal(folder, ValueError)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float8_e4m3fn])
+def test_a_weight_that_is_no_float_is_refused(dtype, folder):
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"].to(dtype)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert "is quantized, and training needs whole weights: use the model that" in refusal(folder, ValueError)
+
+
+def test_a_head_in_the_file_of_a_tied_model_is_a_head_of_its_own_wherever_it_is_saved(folder, tmp_path):
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = 2 * weights["model.embed_tokens.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    model = load_policy(str(folder)).model
+    assert torch.equal(model.lm_head.weight, weights["lm_head.weight"]) and not model.config.tie_word_embeddings
+    model.save_pretrained(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["tie_word_embeddings"] is False
 
 
 def test_a_template_that_can_is_asked_not_to_think(folder):

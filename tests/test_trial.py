@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2LMHeadModel, PreT
 from rlcourse.head import trunk_of
 from rlcourse.logprobs import hidden_states, token_logprobs
 from rlcourse.paths import model_folder
-from rlcourse.policy import Policy, compile_layers, layers_of, load_policy
+from rlcourse.policy import Policy, compile_layers, layers_of, load_policy, positions_of
 from rlcourse.rollout.hf import HFEngine
 from rlcourse.sampling import Sampling
 from rlcourse.sft.data import Example
@@ -124,6 +124,20 @@ def test_a_model_that_looks_ahead_is_refused_in_one_sentence(tmp_path):
 def test_a_model_that_counts_positions_from_its_padding_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"type bart gives .* when padding stands before it\): use"):
         loaded(tiny("bart", init_std=0.3, d_model=32, decoder_layers=2, is_decoder=True), tmp_path)
+
+
+def test_rows_stay_so_short_that_none_changes_the_frequencies_of_another(tmp_path):
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [9.0] * 4}
+    rope |= {"original_max_position_embeddings": 20}
+    policy = loaded(tiny("phi3", rope_parameters=rope, original_max_position_embeddings=20), tmp_path)
+    assert policy.model.config.max_position_embeddings == 64 and positions_of(policy.model) == 20
+    engine = HFEngine(policy)
+    torch.manual_seed(0)
+    rollout = engine.generate([list(range(5, 18)), [5]], 2, 7, Sampling())
+    found, _ = token_logprobs(policy.model, rollout, Sampling(), 4)
+    torch.testing.assert_close(found, rollout.logprobs, rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="21 tokens exceed the model's 20 positions"):
+        engine.generate([list(range(5, 18)), [5]], 2, 8, Sampling())
 
 
 def test_a_model_without_gradient_checkpointing_is_refused_where_it_is_asked_for(tmp_path):
