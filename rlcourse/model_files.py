@@ -15,6 +15,7 @@ from rlcourse.files import read_bytes, read_json
 COPY_AGAIN = "copy the model's files again"  # the remedy for broken ones
 QUANTIZED = "The model in {} is quantized, and training needs whole weights: use the model that it was made from."
 FLOATS = {"F64", "F32", "F16", "BF16"}  # as safetensors names them; transformers takes other numbers for weights, too
+NUMBER = "#### -1,234,567.890"
 ORDINARY = "Tom has 12 apples and buys 7 more. How many apples does he have?"
 PROBES = (  # texts that tokenizers split in different ways
     ORDINARY,
@@ -75,8 +76,9 @@ def load_tokenizer(path: str, folder: Path | None) -> PreTrainedTokenizerBase:
             )
     if tokenizer.eos_token_id is None:
         raise ValueError(f"The tokenizer of {path} has no end-of-sequence token: set eos_token in its config.")
-    if not tokenizer("1+1?", add_special_tokens=False)["input_ids"]:
-        raise ValueError(f"The tokenizer of {path} leaves text out: {COPY_AGAIN}.")
+    written = tokenizer.decode(tokenizer(NUMBER, add_special_tokens=False)["input_ids"])
+    if NUMBER not in written:
+        raise ValueError(f"The tokenizer of {path} writes {written!r} for {NUMBER!r}: {COPY_AGAIN}.")
     if tokenizer.chat_template is not None:
         check_template(tokenizer, path)
     return tokenizer

@@ -70,7 +70,22 @@ def test_every_broken_file_of_a_model_is_refused(file, how, folder):
         ("config.json", {"quantization_config": {"quant_method": "fp8"}}, "is quantized, and training needs whole wei"),
         ("generation_config.json", {"eos_token_id": 10**6}, "eos_token_id in "),
         ("tokenizer_config.json", {"eos_token": "new"}, "has more tokens than its model's 300"),
-        ("tokenizer.json", {"model": {"type": "BPE", "vocab": {}, "merges": []}}, "leaves text out"),
+        (
+            "generation_config.json",
+            {"stop_strings": ["</answer>"]},
+            "has stop_strings ['</answer>'], and no engine",
+        ),
+        (
+            "tokenizer.json",
+            {"model": {"type": "BPE", "vocab": {}, "merges": []}},
+            "writes '' for '#### -1,234,567.8",
+        ),
+        ("tokenizer.json", {"decoder": None}, "for '#### -1,234,567.890': copy the model's files again."),
+        (
+            "tokenizer.json",
+            {"normalizer": {"type": "Replace", "pattern": {"String": "7"}, "content": "1"}},
+            "writes '#### -1,234,561.890' for ",
+        ),
     ],
 )
 def test_model_files_that_do_not_fit_each_other_are_refused(file, change, sentence, folder):
