@@ -12,6 +12,7 @@ from rlcourse.config import TrainConfig
 from rlcourse.measure.timing import PhaseTimer
 from rlcourse.policy import Policy
 from rlcourse.rollout import RolloutEngine
+from rlcourse.settings import shown
 from rlcourse.tasks import Answer, Attempt, Problem, Task, prompts_of
 from rlcourse.tasks.prompts import PromptSampler
 from rlcourse.watch import check_rewards
@@ -101,6 +102,10 @@ def judge(policy: Policy, task: Task, problems: list[Problem], rollout: Rollout,
     if len(verdicts) != len(attempts):
         raise ValueError(f"Task {task.name} gave {len(verdicts)} verdicts on {len(attempts)} attempts.")
     for verdict in verdicts:
+        if getattr(verdict, "right", None) not in (True, False) or not isinstance(verdict.metrics, dict):
+            raise ValueError(
+                f"The judge of task {task.name} gave {shown(verdict)}, no Judgement that is right or not: fix it."
+            )
         if list(verdict.metrics) != list(task.metrics):
             measured, named = (", ".join(names) or "nothing" for names in (verdict.metrics, task.metrics))
             raise ValueError(f"A verdict of task {task.name} measures {measured}; its metrics are {named}.")

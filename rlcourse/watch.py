@@ -210,7 +210,8 @@ def check_rewards(rewards: Sequence[Any], answers: list[Answer], source: str) ->
         raise ValueError(f"The {source} gave {len(rewards)} rewards for {len(answers)} answers: return one for each.")
     for reward, answer in zip(rewards, answers, strict=True):
         for what, value in [("reward", reward), *answer.verdict.metrics.items()]:
-            number = isinstance(value, Real | torch.Tensor) and abs(value) < LARGEST
+            one = value.numel() == 1 if isinstance(value, torch.Tensor) else isinstance(value, Real)
+            number = one and abs(value) < LARGEST
             if not number and (value is not None or what == "reward"):
                 raise ValueError(
                     f"The {source} gave an answer a {what} of {value!r}, which is no finite number below {LARGEST:g}: "

@@ -48,6 +48,12 @@ def unmeasured(data_dir):
             return [Judgement(False, {"right": float("nan")}, 0.0, "wrong") for _ in attempts]
     return Unmeasured("own", "", base.train, base.validation, base.test)
 
+def unsure(data_dir):
+    class Unsure(Own):
+        def judge(self, attempts, training):
+            return [Judgement("no", {"right": 0.0}, 0.0, "wrong") for _ in attempts]
+    return Unsure("own", "", base.train, base.validation, base.test)
+
 def words(data_dir):  # what the model writes is right, in a form that the strict reading does not take
     class Words(MathTask):
         def verify(self, text, gold):
@@ -115,7 +121,7 @@ def test_most_answers_cut_off_is_named_before_the_first_step():
     assert warnings["cut_off"]["step"] == 0 and "after 3 tokens" in warnings["cut_off"]["text"]
 
 
-@pytest.mark.parametrize("task", ["broken", "huge", "wordy", "unmeasured"])
+@pytest.mark.parametrize("task", ["broken", "huge", "wordy", "unmeasured", "unsure"])
 def test_a_reward_that_is_not_finite_ends_the_run_before_it_learns_and_does_not_blame_the_learning_rate(task):
     result, _ = train(f"--task ours:{task}")
     assert result.exit_code == 2 and "The judge of task" in result.stderr
@@ -167,6 +173,12 @@ def test_groups_that_mostly_agree_and_a_sampler_that_is_another_policy_are_named
 
 def answer(text: str, right: bool = False) -> Answer:
     return Answer(Problem("1+1?", "", "2"), text, 5, True, Judgement(right, {"right": float(right)}, 0.2, "wrong"))
+
+
+def test_a_reward_of_several_numbers_is_refused():
+    watch.check_rewards([torch.ones(())], [answer("2")], "judge")
+    with pytest.raises(ValueError, match="The judge gave an answer a reward of tensor"):
+        watch.check_rewards([torch.ones(2)], [answer("2")], "judge")
 
 
 @pytest.mark.parametrize(
