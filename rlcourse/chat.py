@@ -30,7 +30,7 @@ def write_chats(tokenizer: PreTrainedTokenizerBase, chats: list[Messages], open_
     if tokenizer.chat_template is None:
         raise ValueError("The model's tokenizer has no chat template: use an instruction-tuned model.")
     every = "\n".join(message["content"] for chat in chats for message in chat)
-    if token := next((token for token in tokenizer.all_special_tokens if token in every), None):
+    if token := next((token for token in tokenizer.all_special_tokens if token and token in every), None):
         raise ValueError(f"A message holds {token}, a special token of the model: take it out (templates add them).")
     if any(chat[0]["role"] == "system" for chat in chats) and not has_system_turns(tokenizer):
         chats = [without_system_turn(chat) for chat in chats]

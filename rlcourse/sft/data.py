@@ -117,8 +117,10 @@ def of_task(config: SFTConfig, policy: Policy) -> list[list[Example]]:
         if not answer.strip():
             raise ValueError(f"The problems of {config.data} have no worked answers to learn: name a file in --data.")
         prompt, text = task.prompt(problem, policy), answer + end
-        ids = [*prompt, *policy.tokenizer(text, add_special_tokens=False)["input_ids"]]
-        return Example(torch.tensor(ids, dtype=torch.int32), torch.arange(len(ids)) >= len(prompt))
+        learned = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+        check_end(policy, learned, config.data)
+        ids = torch.tensor([*prompt, *learned], dtype=torch.int32)
+        return Example(ids, torch.arange(len(ids)) >= len(prompt))
 
     return [[example(problem) for problem in problems] for problems in (train, held_out)]
 
@@ -187,16 +189,22 @@ def encode(policy: Policy, messages: Messages, where: str) -> Example:
         before, after = text(messages[:number], True), text(messages[: number + 1], False)
         if not before.startswith(done) or not after.startswith(before) or before == done:
             raise ValueError(
-                f"{where}: the chat template writes earlier turns anew for each answer: make it one line an answer."
+                f"{where}: the chat template asks for an answer with {shown(before[-20:])}, and writes something else "
+                "before one: begin the answer with that, or make it one line an answer."
             )
         answer = up_to_its_end(policy, after[len(before) :], message["content"].strip())
         add(before[len(done) :], False)
         start = len(ids)
         add(answer, True)
-        if any(token in policy.eos_ids for token in ids[start:-1]):
-            raise ValueError(f"{where}: an answer holds {tokenizer.decode(ids[-1])}, which ends one.")
+        check_end(policy, ids[start:], where)
         done = before + answer if after.startswith(before + answer) else after
     return Example(torch.tensor(ids, dtype=torch.int32), torch.tensor(learned))
+
+
+def check_end(policy: Policy, answer: list[int], where: str) -> None:
+    """Raise ValueError for an answer that has an end before its last token."""
+    if any(token in policy.eos_ids for token in answer[:-1]):
+        raise ValueError(f"{where}: an answer holds {policy.tokenizer.decode(answer[-1])}, which ends one.")
 
 
 def up_to_its_end(policy: Policy, written: str, content: str) -> str:

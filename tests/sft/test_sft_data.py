@@ -9,7 +9,7 @@ from policies import make_policy
 from rlcourse.sft import data as module
 from rlcourse.sft.config import make_config
 from rlcourse.sft.data import conversation_of, encode, load_data
-from rlcourse.tasks import load_task, minigsm
+from rlcourse.tasks import MathTask, Problem, load_task, minigsm
 
 CHAT = [
     {"role": "system", "content": "Be short."},
@@ -68,7 +68,7 @@ def test_a_template_that_writes_earlier_turns_anew_is_refused(policy):
         "{% for m in messages %}{% if m.role == 'user' or loop.last %}{{ m.content }}{% endif %}|{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
-    with pytest.raises(ValueError, match="here: the chat template writes earlier turns anew for each answer"):
+    with pytest.raises(ValueError, match=r"here: the chat template asks for an answer with '.*assistant: ', and writes"):
         encode(policy, CHAT[1:], "here")
 
 
@@ -189,6 +189,13 @@ def test_minigsm_is_learned_from_problems_that_rl_does_not_meet(policy, monkeypa
     assert texts <= {problem.to_problem().answer + "<|im_end|>" for problem in problems} and texts
     validation = load_task("minigsm").problems("validation")[:5]
     assert [told(policy, e)[1] for e in found.held_out] == [[p.answer + "<|im_end|>"] for p in validation]
+
+
+def test_a_worked_answer_of_a_task_that_holds_an_end_is_refused(policy, monkeypatch):
+    problems = [Problem("1+1?", "It is<|im_end|> 2.\n#### 2", "2")]
+    monkeypatch.setattr(module, "load_task", lambda name: MathTask("own", "", problems, problems, problems))
+    with pytest.raises(ValueError, match=r"gsm8k: an answer holds <\|im_end\|>, which ends one"):
+        load(policy, data="gsm8k")
 
 
 def test_a_data_set_on_the_hub_is_loaded_by_name_subset_and_split(policy, monkeypatch):
