@@ -122,14 +122,14 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor
     return 0.5 * torch.maximum((values - returns).square(), (near - returns).square())
 
 
-def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
     """k3, an estimate of KL(policy || reference) from each token that the policy sampled: exp(-d) - 1 + d, where
-    d = log pi - log pi_ref (Schulman 2020, "Approximating KL divergence", joschu.net/blog/kl-approx.html). Same shape
-    as the inputs; 0 where both log-probs are 0.
+    d = log pi - log pi_ref (Schulman 2020, "Approximating KL divergence", joschu.net/blog/kl-approx.html).
+    [rows, length], 0 where masked.
 
     It's unbiased, never negative, and has low variance. As a loss its mean gradient is that of the other direction,
     KL(reference || policy), for the next token, given those before it; what a token does to later KL is left out (Tang
     and Munos 2025, arXiv:2506.09477).
     """
-    difference = logprobs - ref_logprobs
+    difference = logprobs.masked_fill(~mask, 0.0) - ref_logprobs.masked_fill(~mask, 0.0)
     return torch.expm1(-difference) + difference

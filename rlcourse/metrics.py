@@ -81,8 +81,8 @@ def rollout_metrics(sampled: Completions, config: TrainConfig) -> dict[str, floa
 def step_metrics(batch: Batch, sampled: Completions, config: TrainConfig, means: Means) -> dict[str, float | None]:
     metrics = rollout_metrics(sampled, config)
     if batch.ref_logprobs is not None:
-        kl = kl_estimate(batch.rollout.logprobs, batch.ref_logprobs)
-        metrics["kl"] = kl[batch.rollout.completion_mask].mean().item()
+        mask = batch.rollout.completion_mask
+        metrics["kl"] = kl_estimate(batch.rollout.logprobs, batch.ref_logprobs, mask)[mask].mean().item()
     names = ["policy_loss", "clip_fraction"] + ([] if batch.values is None else ["value_loss"])
     metrics |= {name: means.mean(name) for name in names}
     for name in ("mismatch", "sampler_ratio"):

@@ -254,7 +254,7 @@ def train_step(
                     )
                     loss = aggregate(sampler_weights * losses, mask, config.aggregation, **counts)
                     if config.kl_coef:
-                        kl = kl_estimate(logprobs, micro_batch.ref_logprobs)
+                        kl = kl_estimate(logprobs, micro_batch.ref_logprobs, mask)
                         loss = loss + config.kl_coef * aggregate(kl, mask, config.aggregation, **counts)
                     if values is not None:
                         value_losses = value_loss(values, micro_batch.values, micro_batch.returns, mask, VALUE_CLIP)

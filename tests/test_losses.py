@@ -9,6 +9,7 @@ NAN = float("nan")
 LENGTHS = [7, 1, 3, 0, 2, 6]  # full, one token, empty, padded
 ROWS, T = len(LENGTHS), 7
 MASK = torch.arange(T) < torch.tensor(LENGTHS)[:, None]
+EVERY = torch.tensor(True)
 
 
 def batch(noise=0.3, seed=1):
@@ -72,13 +73,17 @@ def test_masked_tokens_get_no_loss_and_no_gradient(surrogate, ratio, garbage):
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-def test_masked_values_get_no_loss_and_no_gradient(garbage):
-    _, _, returns, values, old_values = (x.masked_fill(~MASK, garbage) for x in batch())
-    values.requires_grad_()
-    loss = losses.value_loss(values, old_values, returns, MASK, 0.2)
+@pytest.mark.parametrize("what", ["value_loss", "kl_estimate"])
+def test_masked_values_get_no_loss_and_no_gradient(what, garbage):
+    logprobs, _, ref_logprobs, values, old_values = (x.masked_fill(~MASK, garbage) for x in batch())
+    learned = (values if what == "value_loss" else logprobs).requires_grad_()
+    if what == "value_loss":
+        loss = losses.value_loss(values, old_values, ref_logprobs, MASK, 0.2)
+    else:
+        loss = losses.kl_estimate(logprobs, ref_logprobs, MASK)
     loss.sum().backward()
-    assert loss[~MASK].eq(0).all() and values.grad[~MASK].eq(0).all()
-    assert values.grad[MASK].ne(0).any() and loss.isfinite().all() and values.grad.isfinite().all()
+    assert loss[~MASK].eq(0).all() and learned.grad[~MASK].eq(0).all()
+    assert learned.grad[MASK].ne(0).any() and loss.isfinite().all() and learned.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("how", ["sequence_mean", "token_mean", "constant"])
@@ -99,7 +104,7 @@ def test_k3_is_the_kl_and_its_gradient_that_of_the_other_direction():
     logits, reference = (torch.randn(5, generator=generator, dtype=torch.float64) for _ in range(2))
     logits.requires_grad_()
     p, q = logits.log_softmax(-1), reference.log_softmax(-1)
-    estimate, sampled = losses.kl_estimate(p, q), p.detach().exp()  # who samples is not differentiated
+    estimate, sampled = losses.kl_estimate(p, q, EVERY), p.detach().exp()  # who samples is not differentiated
     torch.testing.assert_close((sampled * estimate).sum(), (p.exp() * (p - q)).sum())
     found, expected = (
         torch.autograd.grad(x.sum(), logits, retain_graph=True)[0] for x in (sampled * estimate, q.exp() * (q - p))
@@ -110,5 +115,5 @@ def test_k3_is_the_kl_and_its_gradient_that_of_the_other_direction():
 def test_k3_of_a_policy_close_to_its_reference_does_not_round_away():
     """exp(-d) - 1 + d is exact to a float of 1, and all of k3 is about as large at d = 0.001."""
     d = torch.tensor([1e-3, -1e-3, 3e-3])
-    found = losses.kl_estimate(d, torch.zeros(3))
+    found = losses.kl_estimate(d, torch.zeros(3), EVERY)
     torch.testing.assert_close(found.double(), (-d.double()).exp() - 1 + d.double(), rtol=1e-3, atol=0)

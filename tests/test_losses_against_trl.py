@@ -95,7 +95,7 @@ def test_loss_and_gradient_equal_those_of_trl(loss_type, level, clip_high, kl_co
         clip_low=0.1,
         clip_high=clip_high,
     )
-    per_token = per_token + kl_coef * losses.kl_estimate(ours, ref)
+    per_token = per_token + kl_coef * losses.kl_estimate(ours, ref, MASK)
     how = AGGREGATION[loss_type]
     loss = losses.aggregate(per_token, MASK, how, rows=ROWS, tokens=int(MASK.sum()), max_new_tokens=LIMIT)
     loss.backward()
