@@ -128,7 +128,7 @@ def make_batch(learner: Learner, completions: Completions) -> Batch:
     if config.advantage == "gae":
         values = learner.values(rollout)
         estimated, returns = adv.gae(adv.token_rewards(rewards, mask), values, mask, GAMMA, GAE_LAMBDA)
-        return Batch(rollout, adv.whiten(estimated, mask), loss_mask, ref_logprobs, values, returns)
+        return Batch(rollout, adv.whiten(estimated, loss_mask), loss_mask, ref_logprobs, values, returns)
     advantages = adv.completion_advantages(rewards, config.advantage, config.num_generations)[:, None] * mask
     return Batch(rollout, advantages, loss_mask, ref_logprobs)
 

@@ -174,7 +174,7 @@ class Paper:
         return result
 
     def _of_tokens(self) -> dict[int, torch.Tensor]:
-        """GAE (Schulman et al. 2015, equation 16), whitened over all tokens."""
+        """GAE (Schulman et al. 2015, equation 16), whitened over all tokens that train."""
         self.values = {i: row_values(self.run.before, i) for i in range(ROWS)}
         gamma, decay = learner.GAMMA, learner.GAMMA * learner.GAE_LAMBDA
         advantages, self.returns = {}, {}
@@ -186,7 +186,7 @@ class Paper:
             n = len(delta)
             advantages[i] = torch.stack([sum(decay ** (u - t) * delta[u] for u in range(t, n)) for t in range(n)])
             self.returns[i] = advantages[i] + self.values[i]
-        every = torch.cat(list(advantages.values()))
+        every = torch.cat([a for i, a in advantages.items() if FINISHED[i] or not self.config.mask_truncated])
         return {i: (a - every.mean()) / (every.var(unbiased=False) + 1e-8).sqrt() for i, a in advantages.items()}
 
     def weights(self, i: int) -> torch.Tensor:
