@@ -15,6 +15,7 @@ from rlcourse.dist import ALONE, OneProcess, is_sharded
 from rlcourse.exact.weights import fused_weights, is_exact, may_be_exact, unknown_part
 from rlcourse.logprobs import PlainPass
 from rlcourse.lora import has_adapter
+from rlcourse.measure.timing import PhaseTimer
 from rlcourse.policy import Policy, ValueHead, frozen_copy
 from rlcourse.rollout import RolloutEngine
 
@@ -119,18 +120,24 @@ def model_pass(model: PreTrainedModel, config: TrainConfig, compile: bool = Fals
 
 
 @torch.no_grad()
-def make_batch(learner: Learner, completions: Completions) -> Batch:
-    """The step's batch: advantages, and reference log-probs, values and returns if configured."""
+def make_batch(learner: Learner, completions: Completions, timer: PhaseTimer) -> Batch:
+    """The step's batch: advantages, and reference log-probs, values and returns if configured; each timed apart."""
     config, rollout, rewards = learner.config, completions.rollout, completions.rewards
-    mask = rollout.completion_mask
+    mask, ref_logprobs, values, returns = rollout.completion_mask, None, None, None
     loss_mask = mask & rollout.finished[:, None] if config.mask_truncated else mask
-    ref_logprobs = None if learner.reference is None else learner.reference_logprobs(rollout)
-    if config.advantage == "gae":
-        values = learner.values(rollout)
-        estimated, returns = adv.gae(adv.token_rewards(rewards, mask), values, mask, GAMMA, GAE_LAMBDA)
-        return Batch(rollout, adv.whiten(estimated, loss_mask), loss_mask, ref_logprobs, values, returns)
-    advantages = adv.completion_advantages(rewards, config.advantage, config.num_generations)[:, None] * mask
-    return Batch(rollout, advantages, loss_mask, ref_logprobs)
+    if learner.reference is not None:
+        with timer("reference"):
+            ref_logprobs = learner.reference_logprobs(rollout)
+    if learner.value_head is not None:
+        with timer("values"):
+            values = learner.values(rollout)
+    with timer("advantages"):
+        if values is None:
+            advantages = adv.completion_advantages(rewards, config.advantage, config.num_generations)[:, None] * mask
+        else:
+            estimated, returns = adv.gae(adv.token_rewards(rewards, mask), values, mask, GAMMA, GAE_LAMBDA)
+            advantages = adv.whiten(estimated, loss_mask)
+    return Batch(rollout, advantages, loss_mask, ref_logprobs, values, returns)
 
 
 @torch.no_grad()

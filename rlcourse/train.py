@@ -233,8 +233,7 @@ def train_step(
         completions, sampled = collect(learner.policy, engine, task, prompts, config, reward_function, timer)
         if config.sleep:
             engine.sleep()
-        with timer("advantages"):
-            batch = make_batch(learner, completions)
+        batch = make_batch(learner, completions, timer)
         with timer("update"):
             minibatches = plan_minibatches(batch, config, learner.exact, learner.world)
             batch = replace(batch, old_logprobs=compute_old_logprobs(learner, engine, batch, minibatches))

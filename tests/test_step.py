@@ -134,8 +134,8 @@ def test_the_phases_of_a_step_are_timed_and_the_rate_counts_all_sampled_tokens()
             time.sleep(0.05)
             return super().generate(*arguments)
 
-    timing = Run(config_for("grpo"), engine_class=Slow).metrics["timing"]
-    names = ("rollout", "reward", "advantages", "update")
+    timing = Run(config_for("ppo", kl_coef=0.1), engine_class=Slow).metrics["timing"]
+    names = ("rollout", "reward", "reference", "values", "advantages", "update")
     assert timing.keys() == {f"{name}_s" for name in (*names, "step")} | {"tokens_per_s", "peak_memory_bytes"}
     phases = sum(timing[f"{name}_s"] for name in names)
     assert 0.5 * timing["step_s"] < phases <= timing["step_s"] and timing["rollout_s"] >= 0.05
