@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from rlcourse import __version__, cli_tables
-from rlcourse.cli_shared import App, drop_output, refuse, takes_settings
+from rlcourse.cli_shared import App, Group, drop_output, refuse, takes_settings
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.dist import hush_all_but_first, launched
 from rlcourse.files import try_empty_folder, try_file
@@ -23,6 +23,7 @@ BEGAN = time.perf_counter()  # a run's clock starts here, before torch is import
 
 
 app = App(
+    cls=Group,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperGroup
 
 from rlcourse.config import TrainConfig
 from rlcourse.files import reason
@@ -93,6 +94,21 @@ def user_errors() -> Iterator[None]:
         refuse(sentence(error), 2 if isinstance(error, ValueError | FileNotFoundError) else 1)
 
 
+class Group(TyperGroup):
+    """A group that refuses wrong options in one sentence, without typer's box."""
+
+    def main(self, *arguments: Any, **options: Any) -> None:
+        try:
+            code = super().main(*arguments, **options | {"standalone_mode": False})
+        except Exception as error:
+            if not hasattr(error, "format_message"):  # typer has click's errors, or copies of them
+                raise
+            message = error.format_message()
+            print_error(message if message.endswith((".", "?")) else f"{message}.")
+            code = error.exit_code
+        sys.exit(code)
+
+
 class App(typer.Typer):
     """An app whose commands all run within `user_errors`."""
 
@@ -120,9 +136,13 @@ def sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {first} {SHOW_WHERE}"
 
 
+def print_error(sentence: str) -> None:
+    Console(stderr=True).print(f"[red]{escape(sentence)}[/red]", soft_wrap=True, highlight=False)
+
+
 def refuse(sentence: str, code: int = 2) -> None:
     """Print the sentence in red on stderr and end the command."""
-    Console(stderr=True).print(f"[red]{escape(sentence)}[/red]", soft_wrap=True, highlight=False)
+    print_error(sentence)
     raise typer.Exit(code) from None
 
 

@@ -50,6 +50,10 @@ def refused(*arguments: str, code: int = 2) -> str:
         ("eval --temperature nan", "temperature must be from 0.01 to 100, not nan."),
         ("train --resume --name ../x", "name must be that of a folder in --output"),
         ("sft --lora-rank -1 --resume", "lora_rank must be from 0"),
+        ("lab --port 99999", "Invalid value for '--port': "),
+        ("speedrun x.py --seeds 0", "Invalid value for '--seeds': "),
+        ("train --steps many", "Invalid value for '--steps': "),
+        ("merge", "Missing argument "),
     ],
 )
 def test_what_once_got_through_is_refused(arguments, sentence):
