@@ -11,10 +11,11 @@ from rlcourse.config import TrainConfig
 from rlcourse.device import find_device, without_cudnn_attention
 from rlcourse.dist import ALONE, OneProcess
 from rlcourse.distributed import check_launch, start_world
+from rlcourse.interrupts import say
 from rlcourse.policy import Policy, check_positions, load_policy
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.sampling import GREEDY, Sampling
-from rlcourse.tasks import Answer, Problem, Task, mean_metrics, prompts_of, task_of
+from rlcourse.tasks import Answer, Problem, Task, mean_metrics, overlaps, prompts_of, task_of
 
 BATCH_ROWS = 256  # completions generated at once, at most
 PASS_K_PROBLEMS = 64  # test problems for pass@k
@@ -95,6 +96,8 @@ def evaluate(config: TrainConfig) -> dict[str, Any]:
     with start_world() as world:
         check_launch(config)
         policy, engine, task = load_all(config, world)
+        for text in overlaps(task).values() if world.rank == 0 else ():
+            say(text)
         return summarize_test(*answer_test(policy, engine, task, config)) | {"metrics": task.metrics}
 
 

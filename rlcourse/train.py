@@ -30,7 +30,7 @@ from rlcourse.metrics import Means, run_summary, step_metrics, step_timing
 from rlcourse.policy import compile_layers, load_policy
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.runs import RunFolder, new_run, run_to_resume
-from rlcourse.tasks import Task, in_format, task_of
+from rlcourse.tasks import Task, in_format, overlaps, task_of
 from rlcourse.tasks.prompts import PromptSampler, fingerprint, short_enough
 from rlcourse.watch import after_step, before_training, check_metrics, left_out, warn_of_mismatch
 
@@ -158,6 +158,7 @@ class Trainer(TrainingLoop):
     def __init__(self, run: RunFolder, device: torch.device, world: OneProcess = ALONE):
         config, task, initial = run.config, task_of(run.config), None
         self.setup(run, device, world)
+        run.warn(0, overlaps(task))
         training_task = task
         if config.judge is not None:
             from rlcourse.tasks.llm_judge import with_judge  # a laptop has none

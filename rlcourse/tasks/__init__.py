@@ -7,8 +7,7 @@ import re
 import sys
 from typing import Any
 
-from rlcourse.interrupts import say
-from rlcourse.tasks.task import (  # noqa: F401
+from rlcourse.tasks.task import (
     Answer,
     Attempt,
     Judgement,
@@ -20,6 +19,11 @@ from rlcourse.tasks.task import (  # noqa: F401
     mean_metrics,
     prompts_of,
 )
+
+__all__ = [
+    "TASKS", "Answer", "Attempt", "Judgement", "MathTask", "Problem", "Split", "Task", "check_task_name",
+    "in_format", "load_task", "mean_metrics", "object_at", "overlaps", "prompts_of", "task_of",
+]  # fmt: skip
 
 TASKS = {
     "minigsm": "rlcourse.tasks.gsm8k:load_minigsm",  # generated problems that need no download
@@ -58,22 +62,27 @@ def load_task(name: str) -> Task:
 
 
 def task_of(config: Any) -> Task:
-    """The config's task, with its rewards and worked examples; says which problems are both trained on and tested.
-    Raises what `load_task` does, and ValueError for examples of a task that has none."""
+    """The config's task, with its rewards and worked examples. Raises what `load_task` does, and ValueError for
+    examples of a task that has none."""
     task = load_task(config.task)
-    known = {problem.question for problem in task.problems("train")}
-    for split in ("validation", "test"):
-        problems = task.problems(split)
-        if shared := [problem.question for problem in problems if problem.question in known]:
-            say(
-                f"{len(shared):,} of {len(problems):,} {split} problems of {config.task} are also trained on, so they "
-                f"say nothing about new ones: take them out of one of the two. The first: “{shared[0][:100]}”"
-            )
     if isinstance(task, MathTask):
         return task.with_settings(config)
     if config.examples:
         raise ValueError(f"Task {config.task} has no worked examples: use --examples 0.")
     return task
+
+
+def overlaps(task: Task) -> dict[str, str]:
+    """Warnings, by kind, of problems that are both trained on and tested."""
+    found, known = {}, {problem.question for problem in task.problems("train")}
+    for split in ("validation", "test"):
+        problems = task.problems(split)
+        if shared := [problem.question for problem in problems if problem.question in known]:
+            found[f"{split}_overlap"] = (
+                f"{len(shared):,} of {len(problems):,} {split} problems of {task.name} are also trained on, so they "
+                f"say nothing about new ones: take them out of one of the two. The first: “{shared[0][:100]}”"
+            )
+    return found
 
 
 def object_at(place: str) -> Any:
