@@ -32,9 +32,9 @@ class OneProcess:
         """Give every rank the sum of all gradients."""
 
     def split_rows(self, rows: "Tensor", cut: Callable[["Tensor"], list[int]]) -> "tuple[Tensor, ...]":
-        """This rank's rows, maybe none, in micro-batches: each rank takes every `size`-th, to balance work.
+        """Every `size`-th of these rows, to balance work, in micro-batches of as many rows as `cut` says; maybe none.
 
-        rows: indices in order of length or group. cut: how many of these rows each micro-batch has.
+        rows: indices in order of length or group.
         """
         rows = rows[self.rank :: self.size]
         return rows.split(cut(rows)) if len(rows) else ()

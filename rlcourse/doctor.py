@@ -1,12 +1,10 @@
-"""What this machine is, which presets fit it, and what is missing with the command that mends it.
-
-`gather` collects facts, `print_report` shows them. Neither uses the network, and nothing here raises because a library
-is missing.
-"""
+"""What this machine is, which presets fit it, and what is missing with the command that mends it. Nothing here uses the
+network, or raises because a library is missing."""
 
 import importlib.util
 import platform
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,28 +33,13 @@ SHIPPED = {
 
 
 def gather() -> dict[str, Any]:
-    """The facts: 'machine', see `machine_facts`; 'checks', one {name, ok, required, detail, mend} for each thing that
-    was looked for, with the command that helps in mend, '' if ok; 'presets', see `preset_facts`."""
-    facts = machine_facts()
-    return {
-        "machine": facts,
-        "checks": [*required_checks(facts), *optional_checks(facts)],
-        "presets": preset_facts(facts),
-    }
-
-
-def healthy(facts: dict[str, Any]) -> bool:
-    """Whether the first command, `rlcourse train`, has all that it needs."""
-    return all(check["ok"] for check in facts["checks"] if check["required"])
-
-
-def machine_facts() -> dict[str, Any]:
-    """System, processor, memory, GPUs, driver and versions; 'torch_error' is '' or why torch cannot be used."""
+    """The facts: 'machine'; 'checks', one {name, ok, required, detail, mend} for each thing that was looked for, with
+    the command that helps in mend, '' if ok; 'presets', see `preset_facts`."""
     try:
         gpus, error = machine.gpus(), ""
     except Exception as exception:  # a half-installed torch fails in many ways, and each is worth reporting
         gpus, error = [], f"{type(exception).__name__}: {exception}".split("\n")[0]
-    return {
+    facts = {
         "system": f"{platform.system()} {platform.release()} ({platform.machine()})",
         "cpu": machine.cpu_model(),
         "cores": machine.cpu_cores(),
@@ -64,22 +47,27 @@ def machine_facts() -> dict[str, Any]:
         "gpus": gpus,
         "driver": machine.driver(),
         "versions": machine.versions(),
-        "torch_error": error,
     }
+    usable = not error and facts["versions"].get("transformers", "") is not None
+    checks = [*required_checks(facts["versions"], error), *optional_checks(gpus, facts["driver"])]
+    return {"machine": facts, "checks": checks, "presets": preset_facts(facts) if usable else []}
+
+
+def healthy(facts: dict[str, Any]) -> bool:
+    """Whether the first command, `rlcourse train`, has all that it needs."""
+    return all(check["ok"] for check in facts["checks"] if check["required"])
 
 
 def check(name: str, ok: bool, detail: str, mend: str, required: bool = False) -> dict[str, Any]:
     return {"name": name, "ok": ok, "required": required, "detail": detail, "mend": "" if ok else mend}
 
 
-def required_checks(facts: dict[str, Any]) -> list[dict[str, Any]]:
+def required_checks(versions: dict[str, str | None], torch_error: str) -> Iterator[dict[str, Any]]:
     """The libraries, models and problems of every run on a CPU."""
-    missing, error = [name for name, version in facts["versions"].items() if version is None], facts["torch_error"]
+    missing = [name for name, version in versions.items() if version is None]
     libraries = "missing: " + ", ".join(missing) if missing else "all installed"
-    checks = [
-        check("libraries", not missing, libraries, REINSTALL, True),
-        check("torch works", not error, error or "imports", f"{REINSTALL} --force-reinstall", True),
-    ]
+    yield check("libraries", not missing, libraries, REINSTALL, True)
+    yield check("torch works", not torch_error, torch_error or "imports", f"{REINSTALL} --force-reinstall", True)
     try:
         data = data_folder()
     except FileNotFoundError:
@@ -87,37 +75,30 @@ def required_checks(facts: dict[str, Any]) -> list[dict[str, Any]]:
     for name, file in SHIPPED.items():
         there = (data / file).is_file()
         detail = "here" if there else f"data/{file} is missing"
-        checks.append(check(name, there, detail, f"git checkout -- data/{file.partition('/')[0]}", True))
-    return checks
+        yield check(name, there, detail, f"git checkout -- data/{file.partition('/')[0]}", True)
 
 
-def optional_checks(facts: dict[str, Any]) -> list[dict[str, Any]]:
+def optional_checks(gpus: list[dict[str, Any]], driver: str | None) -> Iterator[dict[str, Any]]:
     """What only some presets and options ask for. A driver without a usable torch is a wrong build of torch."""
-    gpus = facts["gpus"]
     found, mend = "none: the laptop preset runs on the CPU", ""
     if gpus:
         found = f"{len(gpus)} x {gpus[0]['name']}"
-    elif facts["driver"]:
+    elif driver:
         found = "the driver is here, but torch cannot use a GPU"
         mend = "python -m pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
-    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    yield check("GPU", bool(gpus), found, mend)
+    compiler = any(map(shutil.which, ("c++", "g++", "clang++")))
     install = {"Linux": "sudo apt-get install g++", "Darwin": "xcode-select --install"}
     install = install.get(platform.system(), "install the Visual Studio build tools with C++")
-    checks = [
-        check("GPU", bool(gpus), found, mend),
-        check("C++ compiler", bool(compiler), "for --compile on a CPU", install),
-    ]
+    yield check("C++ compiler", compiler, "for --compile on a CPU", install)
     for name, (module, detail, package) in OPTIONAL.items():
         there = importlib.util.find_spec(module) is not None
-        checks.append(check(name, there, detail, f"python -m pip install {package}"))
-    return checks
+        yield check(name, there, detail, f"python -m pip install {package}")
 
 
 def preset_facts(facts: dict[str, Any]) -> list[dict[str, Any]]:
     """One {preset, device, needs_bytes, has_bytes, fits} for each preset: the most memory that it needs on its device,
-    and what that has; None if unknown. [] without torch and transformers."""
-    if facts["torch_error"] or facts["versions"].get("transformers", "") is None:
-        return []
+    and what that has; None if unknown."""
     from rlcourse import memory
     from rlcourse.config import PRESETS, make_config
     from rlcourse.measure import shapes
@@ -139,12 +120,11 @@ def preset_facts(facts: dict[str, Any]) -> list[dict[str, Any]]:
 
 def print_report(facts: dict[str, Any], console: Console | None = None) -> None:
     """The facts as three tables: the machine, what is here and what is missing, the presets."""
-    console = console or Console()
+    console, this = console or Console(), facts["machine"]
 
     def size(count: int | None) -> str:
         return "unknown" if count is None else format_bytes(count) if count else "none"
 
-    this = facts["machine"]
     table = Table(title="This machine", show_header=False)
     table.add_row("system", this["system"])
     table.add_row("processor", f"{this['cpu']}, {this['cores']} cores, {size(this['memory_bytes'])} of memory")
