@@ -35,8 +35,8 @@ def logprobs_and_states(
 ) -> tuple[Tensor, Tensor]:
     """Log-probs [n] float32 of `targets`, and the last hidden states [rows, W, d] of the model's `inputs`.
 
-    pick: from [rows, W, ...] the n places before the targets. The logits are hidden states times output embeddings, in
-    chunks; those of a model that `try_model` has found to compute more are its own, all at once.
+    pick: from [rows, W, ...] the n places before the targets. Where `try_model` has found a model's logits to be more
+    than hidden states times output embeddings, they're its own, all at once; else in chunks.
     """
     if not getattr(model, OWN_LOGITS, False):
         states = trunk_of(model)(**inputs, use_cache=False).last_hidden_state
@@ -51,12 +51,11 @@ def logprobs_and_states(
 def chunked_logprobs(
     hidden: Tensor, head: Tensor, targets: Tensor, sampling: Sampling, chunk: int, compile: bool = False
 ) -> Tensor:
-    """Log-probs [n] float32 of `targets` under the sampling distribution.
+    """Log-probs [n] float32 of `targets` [n] int64 under the sampling distribution.
 
-    hidden: [n, d] of any float dtype; head: [vocabulary, d]; targets: [n] int64. The head product runs in the dtype of
-    `head`, or that of autocast; everything after it in float32. Float32 logits exist for `chunk` tokens at once, in
-    both passes: each chunk is checkpointed, so the backward pass repeats its head product. `compile` fuses a chunk's
-    passes over its logits.
+    hidden: [n, d] of any float dtype; head: [vocabulary, d]. The head product runs in the dtype of `head`, or that of
+    autocast; everything after it in float32. Each chunk is checkpointed, so the backward pass repeats its head product.
+    `compile` fuses a chunk's passes over its logits.
     """
     of_chunk = _compiled() if compile else _logprobs
     pieces = list(zip(hidden.split(chunk), targets.split(chunk), strict=True))

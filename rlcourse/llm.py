@@ -13,8 +13,8 @@ from rlcourse.sampling import Sampling
 
 @dataclass(frozen=True)
 class Completion:
-    """A sampled answer: its text; its tokens, the one that ends it included; the log-prob of each under the
-    distribution that it was sampled from; whether it ended by itself."""
+    """A sampled answer: its text; its tokens, with the one that ends it; the log-prob of each under the distribution it
+    was sampled from; whether it ended by itself."""
 
     text: str
     tokens: list[int]

@@ -43,11 +43,8 @@ class PlainPass:
 def token_logprobs(
     model: PreTrainedModel, rollout: Rollout, sampling: Sampling, chunk: int, compile: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of a rollout's tokens under the sampling distribution of the model as it is now.
-
-    Returns (logprobs [rows, T] float32, 0 beyond each completion; hidden [rows, T, d], see `hidden_states`). Only real
-    completion tokens pass through the head.
-    """
+    """Log-probs [rows, T] float32 of a rollout's tokens under the model's sampling distribution, 0 beyond each
+    completion, and `hidden_states` [rows, T, d]. Only real completion tokens pass through the head."""
     ids, mask = padded_ids(rollout), rollout.completion_mask
     logprobs, states = logprobs_and_states(
         model, lambda of_ids: before_each_token(of_ids, rollout)[mask], rollout.completion_ids[mask], sampling, chunk,
@@ -63,12 +60,8 @@ def hidden_states(model: PreTrainedModel, rollout: Rollout) -> Tensor:
 
 
 def padded_ids(rollout: Rollout) -> Tensor:
-    """The rollout's ids, on a GPU as wide as attention likes them.
-
-    Padding comes after a row's tokens, where causal attention doesn't see it: no mask is needed, which the fastest
-    attention kernels don't take, and positions are 0, 1, 2, ... in every row. Micro-batches have rows of like length,
-    so there's little padding.
-    """
+    """The rollout's ids, on a GPU as wide as attention likes them. Padding comes after a row's tokens, where causal
+    attention doesn't see it: no mask is needed, which the fastest kernels don't take, and positions are 0, 1, 2, ..."""
     ids = rollout.ids
     if ids.is_cuda:
         ids = F.pad(ids, (0, -ids.shape[1] % WIDTH_ON_GPU))

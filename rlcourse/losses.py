@@ -1,8 +1,8 @@
 """The losses: one surrogate per token, one aggregation to a scalar, the value loss of PPO and the KL to a reference.
 
 Log-probs, values and advantages are [rows, length], mask is bool [rows, length], True on the tokens that count. What is
-at masked positions does not matter, even if it is inf or nan: results and gradients there are 0. So inputs are filled
-before any arithmetic, as 0 * nan is nan, and the gradient of a product would pass it on.
+at masked positions does not matter, even inf or nan: results and gradients there are 0. So inputs are filled before any
+arithmetic, as 0 * nan is nan, and the gradient of a product would pass it on.
 """
 
 import torch
@@ -10,13 +10,11 @@ from torch import Tensor
 
 
 def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, level: str) -> Tensor:
-    """How much more probable the policy makes what was sampled than the policy that sampled it: [rows, length].
+    """pi / pi_old, [rows, length], 0 where masked. Raises ValueError for another level.
 
-    level "token": pi(token) / pi_old(token), the ratio of PPO and GRPO. level "sequence": the geometric mean of these
-    over the completion, the same number at each of its tokens (GSPO, Zheng et al. 2025, arXiv:2507.18071, equation 7).
-    Its value is that of the sequence, its gradient at token t that of log pi(token t), as in GSPO-token (equation 14):
-    averaged over the completion's tokens, the gradient is that of the sequence ratio itself, and advantages may still
-    differ from token to token. 0 where masked. Raises ValueError for another level.
+    level "token": that of each token (PPO, GRPO). "sequence": the geometric mean over the completion, the same number
+    at each of its tokens (GSPO, Zheng et al. 2025, arXiv:2507.18071, equation 7), with the gradient at token t of log
+    pi(token t), as in GSPO-token (equation 14), so advantages may differ from token to token.
     """
     log_ratio = logprobs.masked_fill(~mask, 0.0) - old_logprobs.masked_fill(~mask, 0.0)
     if level == "sequence":
@@ -69,14 +67,12 @@ def token_loss(
 
 
 def sampler_correction(logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor, level: str, cap: float) -> Tensor:
-    """Weights of the token losses that make up for a sampler that is not quite the policy: truncated importance
-    sampling (Ionides 2008; for language models Yao et al. 2025, "Your efficient RL framework secretly brings you
-    off-policy RL training").
+    """Truncated importance weights of the token losses, [rows, length], for a sampler that isn't quite the policy
+    (Ionides 2008; Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training").
 
-    logprobs: of the sampled tokens in the trainer, before any update; sampler_logprobs: those they were sampled with;
-    both [rows, length]. level "off": 1 everywhere. "token": min(pi(token) / pi_sampler(token), cap). "sequence": the
-    ratio of the whole completion, capped alike, at each of its tokens. Without gradient; 1 where masked. Raises
-    ValueError for another level.
+    logprobs: the trainer's before any update; sampler_logprobs: those tokens were sampled with. level "off": 1
+    everywhere; "token": min(pi(token) / pi_sampler(token), cap); "sequence": the ratio of the whole completion, capped
+    alike. Without gradient; 1 where masked. Raises ValueError for another level.
     """
     if level == "off":
         return torch.ones_like(logprobs)
@@ -113,9 +109,9 @@ def aggregate(token_values: Tensor, mask: Tensor, how: str, *, rows: int, tokens
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float) -> Tensor:
     """PPO's clipped value loss of each token: half the larger of two squared errors. [rows, length], 0 where masked.
 
-    values (with gradient), old_values, returns: [rows, length]. One error is that of the value, the other that of the
-    value kept within `clip` of its old value, so that a value gains nothing from moving further than that in one update
-    (OpenAI baselines; detail 9 of Huang et al. 2022, "The 37 implementation details of PPO").
+    One error is that of the value (with gradient), the other that of the value kept within `clip` of its old value, so
+    that a value gains nothing from moving further in one update (OpenAI baselines; detail 9 of Huang et al. 2022, "The
+    37 implementation details of PPO").
     """
     values, old_values, returns = (x.masked_fill(~mask, 0.0) for x in (values, old_values, returns))
     near = old_values + (values - old_values).clamp(-clip, clip)
@@ -123,13 +119,12 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """k3, an estimate of KL(policy || reference) from each token that the policy sampled: exp(-d) - 1 + d, where
-    d = log pi - log pi_ref (Schulman 2020, "Approximating KL divergence", joschu.net/blog/kl-approx.html).
-    [rows, length], 0 where masked.
+    """k3, an estimate of KL(policy || reference) from each sampled token: exp(-d) - 1 + d, d = log pi - log pi_ref
+    (Schulman 2020, "Approximating KL divergence", joschu.net/blog/kl-approx.html). [rows, length], 0 where masked.
 
     It's unbiased, never negative, and has low variance. As a loss its mean gradient is that of the other direction,
-    KL(reference || policy), for the next token, given those before it; what a token does to later KL is left out (Tang
-    and Munos 2025, arXiv:2506.09477).
+    KL(reference || policy), for the next token; what a token does to later KL is left out (Tang and Munos 2025,
+    arXiv:2506.09477).
     """
     difference = logprobs.masked_fill(~mask, 0.0) - ref_logprobs.masked_fill(~mask, 0.0)
     return torch.expm1(-difference) + difference

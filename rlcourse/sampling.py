@@ -1,8 +1,5 @@
-"""How a token is sampled from logits, and the log-probability it is sampled with.
-
-The policy that samples is the policy whose log-probs train: in PyTorch both call `sampling_logits`; the kernels of the
-GPU engine and of the exact pass both take `Sampling.inverse_temperature`.
-"""
+"""How a token is sampled from logits, and its log-probability. In PyTorch sampling and training both call
+`sampling_logits`; the kernels of the GPU engine and of the exact pass both take `Sampling.inverse_temperature`."""
 
 from dataclasses import dataclass
 
@@ -14,10 +11,8 @@ from rlcourse.settings import COUNT_OR_NONE, TEMPERATURE, TOP_P
 
 @dataclass(frozen=True)
 class Sampling:
-    """The sampling distribution: softmax of logits / temperature, restricted to top-k and top-p if asked to.
-
-    temperature 0 means greedy; top_k 0 and top_p 1 mean no restriction. Raises ValueError for a number out of range.
-    """
+    """Softmax of logits / temperature, restricted to top-k and top-p. temperature 0 means greedy; top_k 0 and top_p 1
+    mean no restriction. Raises ValueError for a number out of range."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -40,7 +35,6 @@ class Sampling:
 
     @property
     def restricted(self) -> bool:
-        """Whether it leaves tokens out."""
         return self.top_k != 0 or self.top_p != 1.0
 
 
@@ -48,11 +42,11 @@ GREEDY = Sampling(temperature=0.0)
 
 
 def sampling_logits(logits: Tensor, sampling: Sampling, keep: Tensor | None = None) -> Tensor:
-    """The logits whose softmax is the sampling distribution, in float32: scaled by temperature, -inf where excluded.
+    """The logits whose softmax is the sampling distribution, float32: scaled by temperature, -inf where excluded.
 
     logits: [..., vocabulary]. keep: [...] token ids that stay in the set even if rounding would put them just outside;
-    training passes the tokens that were sampled, which were inside by construction. Top-p keeps the smallest set of
-    most probable tokens whose mass reaches top_p, applied after top-k. Greedy leaves the logits alone.
+    training passes those that were sampled. Top-p keeps the smallest set of most probable tokens whose mass reaches
+    top_p, applied after top-k. Greedy leaves the logits alone.
     """
     logits = logits.float()
     if sampling.greedy:
@@ -77,12 +71,11 @@ def sampling_logits(logits: Tensor, sampling: Sampling, keep: Tensor | None = No
 
 
 def sample_tokens(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Draw one token a row with torch's global random state and return (tokens [rows] int64, their log-probs [rows]
-    float32).
+    """Draw one token per row with torch's global random state: (tokens [rows] int64, their log-probs [rows] float32).
 
-    logits: [rows, vocabulary]. Gumbel-max: argmax(logits + g) with g = -log(-log u) is a draw from softmax(logits),
-    done on the device without a sync. u in [0, 1) is safe here: u = 0 gives noise -inf, a token that is never chosen.
-    Greedy takes the argmax; its log-prob is that of the full softmax.
+    logits: [rows, vocabulary]. Gumbel-max: argmax(logits - log(-log u)) is a draw from softmax(logits), done on the
+    device without a sync; u = 0 gives -inf, a token that is never chosen. Greedy takes the argmax; its log-prob is that
+    of the full softmax.
     """
     logits = sampling_logits(logits, sampling)
     if sampling.greedy:
