@@ -15,7 +15,7 @@ def completion_advantages(rewards: Tensor, kind: str, num_generations: int) -> T
         case "reward":
             return rewards
         case "batch_centered":
-            return rewards - rewards.mean()  # REINFORCE with the simplest baseline (Williams 1992)
+            return batch_centered(rewards)
         case "leave_one_out":
             return leave_one_out(rewards, num_generations)
         case "group_centered":

@@ -1,12 +1,11 @@
 """What flows through a training step: sampled completions, the batch that trains, its mini-batches and micro-batches.
 
-One layout for all. Each row of `ids` is a prompt, its completion, then padding; two lengths a row say which is which.
-Values by token are [rows, T] and aligned with the completions: column t belongs to completion token t. Nothing here is
-ever modified.
+One layout for all: each row of `ids` is a prompt, its completion, then padding; two lengths per row say which is which.
+Values by token are [rows, T]: column t belongs to completion token t. Nothing here is ever modified.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,16 +20,13 @@ if TYPE_CHECKING:
 
 
 def completion_lengths(completion_ids: Tensor, eos_ids: Iterable[int]) -> Tensor:
-    """Tokens of each completion, up to and including its first EOS; all of them if there is none.
-
-    completion_ids: [rows, T] int64; eos_ids: the ids that end a completion. Returns [rows] int64.
-    """
+    """Tokens of each completion [rows, T] int64, up to and including its first EOS; all of them if there is none."""
     is_eos = torch.isin(completion_ids, torch.tensor(list(eos_ids), device=completion_ids.device))
     return (is_eos.cumsum(1) - is_eos.long() == 0).sum(1)  # tokens with no EOS strictly before them
 
 
 def completion_mask(lengths: Tensor, width: int) -> Tensor:
-    """Which of `width` tokens a row's completion has: True on the first `lengths`, EOS included. bool [rows, width]."""
+    """True on the first `lengths` of `width` tokens, EOS included: bool [rows, width]."""
     return torch.arange(width, device=lengths.device) < lengths[:, None]
 
 
@@ -51,8 +47,7 @@ class Rollout:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The fields by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return vars(self)
 
     @property
     def lengths(self) -> Tensor:
@@ -73,13 +68,9 @@ class Rollout:
 
     def __getitem__(self, rows) -> "Rollout":
         """Some rows (a slice, indices or a mask), without columns that are padding in all of them."""
-        chosen = {name: tensor[rows] for name, tensor in self.tensors.items()}
-        width = max((chosen["prompt_lengths"] + chosen["completion_lengths"]).tolist(), default=0)
-        longest = max(chosen["completion_lengths"].tolist(), default=0)
-        columns = {"ids": width, "logprobs": longest}
-        return Rollout(
-            **{name: tensor[:, : columns[name]] if name in columns else tensor for name, tensor in chosen.items()}
-        )
+        some = Rollout(**{name: tensor[rows] for name, tensor in self.tensors.items()})
+        width, longest = (max(of.tolist(), default=0) for of in (some.lengths, some.completion_lengths))
+        return replace(some, ids=some.ids[:, :width], logprobs=some.logprobs[:, :longest])
 
 
 def right_pad(rows: list[list], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -94,8 +85,8 @@ def join_rows(
 ) -> tuple[Tensor, Tensor]:
     """Prompts and their completions as `Rollout` has them: (ids [rows, W], prompt_lengths [rows]).
 
-    prompt_ids [prompts, P] and completion_ids [rows, T] with anything behind their tokens; prompt_lengths [prompts],
-    each for a group of rows / prompts; lengths [rows].
+    prompt_ids [prompts, P] and completion_ids [rows, T] have anything behind their tokens; prompt_lengths is [prompts],
+    each for a group of rows / prompts.
     """
     group = len(completion_ids) // len(prompt_ids)
     prompt_lengths = prompt_lengths.repeat_interleave(group)
@@ -111,11 +102,8 @@ def join_rows(
 def make_rollout(
     policy: "Policy", prompts: list[list[int]], completion_ids: Tensor, lengths: Tensor, logprobs: Tensor
 ) -> Rollout:
-    """A rollout of these completions, as wide as the longest.
-
-    completion_ids [rows, T or more] int64, logprobs as many float32, with anything behind a completion's tokens;
-    lengths [rows] int64.
-    """
+    """A rollout of these completions, as wide as the longest. completion_ids int64 and logprobs float32 are [rows, T or
+    more], with anything behind a completion's tokens; lengths [rows] int64."""
     longest = int(lengths.max())
     completion_ids, logprobs = completion_ids[:, :longest], logprobs[:, :longest]
     ids, prompt_lengths = join_rows(*right_pad(prompts, lengths.device), completion_ids, lengths, policy.pad_id)
@@ -146,8 +134,8 @@ def concatenate(rollouts: list[Rollout]) -> Rollout:
 class Batch:
     """What the loss of one step is made of; all but `rollout` is [rows, T] and constant.
 
-    advantages float32; loss_mask bool: the tokens that train; ref_logprobs with a reference, values and returns with a
-    value head, old_logprobs (the policy's before the first of several updates) with more than one, else None.
+    loss_mask bool: the tokens that train; ref_logprobs with a reference, values and returns with a value head,
+    old_logprobs (the policy's before the first of several updates) with more than one, else None.
     """
 
     rollout: Rollout
@@ -160,10 +148,9 @@ class Batch:
 
     def __getitem__(self, rows: Tensor) -> "Batch":
         """Some rows, without columns that are padding in all of them."""
-        rollout = self.rollout[rows]
+        rollout, (_, *others) = self.rollout[rows], vars(self).values()
         width = rollout.logprobs.shape[1]
-        others = {f.name: getattr(self, f.name) for f in fields(self)[1:]}
-        return Batch(rollout, **{n: None if value is None else value[rows, :width] for n, value in others.items()})
+        return Batch(rollout, *(None if value is None else value[rows, :width] for value in others))
 
 
 @dataclass(frozen=True)
@@ -177,8 +164,8 @@ class Minibatch:
 def plan_minibatches(
     batch: Batch, config: TrainConfig, packed: bool = False, world: OneProcess = ALONE
 ) -> list[Minibatch]:
-    """The mini-batches of all epochs: the rows in a new random order each time, cut into micro-batches (`batches_of`).
-    These hold only rows that train; those that don't still count as rows."""
+    """The mini-batches of all epochs: the rows in a new random order each time, cut into micro-batches (`batches_of`)
+    of those that train; the others still count as rows."""
     train = rows_that_train(batch, config)
     planned = []
     for _ in range(config.inner_epochs):
@@ -203,7 +190,7 @@ def batches_of(
 ) -> tuple[Tensor, ...]:
     """These rows of the rollout, int64 [n], in micro-batches of `config.micro_batch_tokens`.
 
-    packed: they are for a pass that leaves out padding and computes a prompt once for all answers that it has of it
+    packed: for a pass that leaves out padding and computes a prompt once for all its answers in a micro-batch
     (`rlcourse.exact`). So those stay together, where a padded pass wants rows of one length.
     """
     if not packed:
@@ -218,10 +205,8 @@ def batches_of(
 
 
 def packed_together(groups: list[int], prompts: list[int], answers: list[int], most_tokens: int) -> list[int]:
-    """How many rows each micro-batch has, of rows in this order: as many as fit, but a longer one goes alone.
-
-    A row is its answer's tokens, and the first of its group in a micro-batch its prompt's, too.
-    """
+    """How many of these rows, in this order, each micro-batch has: as many as fit, but a longer one goes alone. A row
+    is its answer's tokens, and the first of its group in a micro-batch its prompt's, too."""
     counts, tokens = [], 0
     for i, (group, prompt, answer) in enumerate(zip(groups, prompts, answers, strict=True)):
         more = answer if counts and groups[i - 1] == group else prompt + answer
@@ -234,11 +219,8 @@ def packed_together(groups: list[int], prompts: list[int], answers: list[int], m
 
 
 def micro_batches(rows: Tensor, lengths: Tensor, most_tokens: int, world: OneProcess = ALONE) -> tuple[Tensor, ...]:
-    """For a pass with padding: the rows in order of length, cut by `rows_together`; of several ranks those of this one,
-    maybe none. All ranks call it.
-
-    rows: indices int64 [n] into lengths [rows], the tokens of each.
-    """
+    """For a pass with padding: the rows (indices int64 [n] into lengths) in order of length, cut by `rows_together`; of
+    several ranks those of this one, maybe none. All ranks call it."""
     rows = rows[lengths[rows].argsort(stable=True)]
     return world.split_rows(rows, lambda some: rows_together(lengths[some].tolist(), most_tokens))
 
@@ -246,8 +228,8 @@ def micro_batches(rows: Tensor, lengths: Tensor, most_tokens: int, world: OnePro
 def rows_together(lengths: list[int], most_tokens: int) -> list[int]:
     """How many rows each micro-batch has, of rows with these lengths, the shortest first.
 
-    n rows padded to their longest are n x longest tokens: `most_tokens` at most, but a row that is longer goes alone.
-    The fewest micro-batches that this allows, and of such cuts the one with the fewest tokens.
+    n rows padded to their longest are n x longest tokens: `most_tokens` at most, but a longer row goes alone. The
+    fewest micro-batches that this allows, and of such cuts the one with the fewest tokens.
     """
     best = [(0, 0, 0)]  # of the first n rows: micro-batches, tokens, and how many rows the last micro-batch has
     most = [0]  # by number of micro-batches: how many of the first rows they can hold

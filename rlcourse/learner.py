@@ -25,35 +25,27 @@ GAMMA, GAE_LAMBDA = 1.0, 0.95  # of PPO
 
 class Learner:
     """The policy, PPO's value head and the frozen reference where the config asks for them, and AdamW over the first
-    two. Weights and moments are float32. With an adapter, only the adapter trains, and its base is the reference.
+    two. Weights and moments are float32. With an adapter, only it trains, and its base is the reference.
 
-    initial: the model that the reference is a copy of, or, with a sharded policy, the reference itself; the policy as
-    it is now if not given.
+    initial: the model to copy as the reference, or, with a sharded policy, the reference itself; by default the policy.
     """
 
     def __init__(
-        self,
-        policy: Policy,
-        config: TrainConfig,
-        initial: PreTrainedModel | None = None,
-        world: OneProcess = ALONE,
+        self, policy: Policy, config: TrainConfig, initial: PreTrainedModel | None = None, world: OneProcess = ALONE
     ):
-        self.policy, self.config, self.world = policy, config, world
-        self.reference = None
+        self.policy, self.config, self.world, self.reference = policy, config, world, None
         if config.needs_reference:
-            adapted = has_adapter(policy.model)
             if is_sharded(policy.model):
                 self.reference = initial.eval().requires_grad_(False)
             else:
-                self.reference = policy.model if adapted else frozen_copy(initial or policy.model)
-        self.policy_pass = model_pass(policy.model, config, config.compile)
-        if self.reference is not None:
+                self.reference = policy.model if has_adapter(policy.model) else frozen_copy(initial or policy.model)
             self.reference_pass = model_pass(self.reference, config, as_base=True)
-        hidden_size = policy.model.config.get_text_config().hidden_size
-        gae = config.advantage == "gae"
-        self.value_head = world.shard(ValueHead(hidden_size).to(policy.device)) if gae else None
+        self.policy_pass = model_pass(policy.model, config, config.compile)
         groups = [{"params": [p for p in policy.model.parameters() if p.requires_grad], "peak_lr": config.lr}]
-        if self.value_head is not None:
+        self.value_head = None
+        if config.advantage == "gae":
+            head = ValueHead(policy.model.config.get_text_config().hidden_size)
+            self.value_head = world.shard(head.to(policy.device))
             groups.append({"params": list(self.value_head.parameters()), "peak_lr": VALUE_LR})
         self.optimizer = new_optimizer(groups, config)
         self.parameters = [p for group in groups for p in group["params"]]
@@ -102,18 +94,18 @@ def new_optimizer(groups: list[dict[str, Any]], config: Any) -> torch.optim.Adam
 
 def model_pass(model: PreTrainedModel, config: TrainConfig, compile: bool = False, as_base: bool = False) -> Any:
     """The forward pass of training: a `ShardedPass` for a sharded model; the `ExactPass`, whose log-probs are the fast
-    engine's bit for bit, where GPU and model allow it; else a `PlainPass`. as_base: the model below its adapter, whose
-    weights the engine doesn't keep, so its pass is plain."""
+    engine's bit for bit, where GPU and model allow it; else a `PlainPass`.
+
+    as_base: the model below its adapter, whose weights the engine doesn't keep, so its pass is plain.
+    """
     if is_sharded(model):
         from rlcourse.distributed.sharded import ShardedPass
 
         return ShardedPass(model, config.dtype, compile)
-    dtype, plain = getattr(torch, config.dtype), PlainPass(model, config.dtype, compile, as_base)
-    below_adapter = as_base and has_adapter(model)
-    if dtype == torch.float32 or not may_be_exact(model.device) or unknown_part(model) or below_adapter:
-        return plain  # before memory is taken
-    if not is_exact(fused_weights(model, dtype)):
-        return plain
+    dtype, below_adapter = getattr(torch, config.dtype), as_base and has_adapter(model)
+    could = dtype != torch.float32 and may_be_exact(model.device) and not unknown_part(model) and not below_adapter
+    if not could or not is_exact(fused_weights(model, dtype)):  # the latter takes memory
+        return PlainPass(model, config.dtype, compile, as_base)
     from rlcourse.exact.model import ExactPass  # only where there is Triton
 
     return ExactPass(model, dtype, config.gradient_checkpointing)
@@ -147,8 +139,8 @@ def compute_old_logprobs(
     """The trainer's own log-probs [rows, T] before the first of several updates: the old policy of the importance
     ratio. None for one update alone, whose forward pass has them.
 
-    Where engine and trainer are exact, they're the sampler's. Elsewhere those differ, in bfloat16 by more than GSPO's
-    clip range; micro-batches are then those of the first epoch, so that the same kernels round alike.
+    Where engine and trainer are exact, they're the sampler's. Elsewhere micro-batches are those of the first epoch, so
+    that the same kernels round alike: in bfloat16 other ones differ by more than GSPO's clip range.
     """
     if len(minibatches) == 1:
         return None
