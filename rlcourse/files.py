@@ -1,8 +1,8 @@
 """The files of a run, read and written.
 
-A reader refuses a file that it can't use, in one sentence that names it and ends in the caller's `remedy`:
-FileNotFoundError if there's no file, ValueError otherwise. A writer never leaves half a file: it writes to
-`NAME.writing` and renames.
+A reader refuses a file that it can't use, in one sentence that names it and ends in the caller's `remedy`, such as
+"start a new run": FileNotFoundError if there's no file, ValueError otherwise. A writer never leaves half a file: it
+writes to `NAME.writing` and renames.
 """
 
 import hashlib
@@ -18,7 +18,6 @@ from typing import Any
 
 
 def read_bytes(path: Path, remedy: str) -> bytes:
-    """The content of a file; errors as above. remedy: what to do, such as "start a new run"."""
     try:
         if path.exists() and not path.is_file():  # a device or a pipe may never end
             raise ValueError(f"{path} is not a regular file: {remedy}.")
@@ -51,7 +50,6 @@ def of_json(content: bytes) -> Any:
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
-    """The JSON object in a file; errors as above."""
     content = read_bytes(path, remedy)
     try:
         value = of_json(content)
@@ -67,7 +65,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     any other that isn't an object raises ValueError."""
     if not path.exists():
         return []
-    remedy = "take that line out, or start a new run"
     values, lines = [], read_bytes(path, "move it away, or start a new run").splitlines()
     for number, line in enumerate(lines, start=1):
         try:
@@ -75,29 +72,26 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             if number == len(lines):
                 break
-            raise ValueError(f"{path}, line {number} is {error}: {remedy}.") from None
+            raise ValueError(f"{path}, line {number} is {error}: take that line out, or start a new run.") from None
         if not isinstance(values[-1], dict):
-            raise ValueError(f"{path}, line {number} is not a JSON object: {remedy}.")
+            raise ValueError(f"{path}, line {number} is not a JSON object: take that line out, or start a new run.")
     return values
 
 
 def aside_of(path: Path) -> Path:
-    """Where a file or folder is written before it gets its name."""
     return path.with_name(path.name + ".writing")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write aside and rename. A link or a device, like /dev/stdout, stays one."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
+    if path.is_symlink() or (path.exists() and not path.is_file()):  # a link or a device, like /dev/stdout, stays one
         path.write_text(text, encoding="utf-8")
         return
     aside = aside_of(path)
     try:
         aside.write_text(text, encoding="utf-8")
         os.replace(aside, path)
-    except OSError:
+    finally:
         aside.unlink(missing_ok=True)
-        raise
 
 
 @contextmanager
@@ -111,9 +105,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
         if folder.exists():
             folder.rmdir()
         os.replace(aside, folder)
-    except BaseException:
+    finally:
         shutil.rmtree(aside, ignore_errors=True)
-        raise
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
@@ -156,8 +149,7 @@ def try_empty_folder(folder: Path, remedy: str, *inputs: Path) -> None:
 
 
 def check_apart(output: Path, remedy: str, *inputs: Path) -> None:
-    """Raise ValueError if writing the output would change an input, by whatever name: `new_folder` deletes what is in
-    its way aside."""
+    """Raise ValueError if writing the output would change an input: `new_folder` deletes what is in its way aside."""
     written = [place for place in (output, aside_of(output)) if place.exists()]
     for path in (path.expanduser().resolve() for path in inputs if path.expanduser().exists()):
         if any(place.samefile(above) for place in written for above in (path, *path.parents)):
@@ -171,8 +163,7 @@ def try_file(path: Path, remedy: str, *inputs: Path) -> None:
     if not there or path.is_file():  # and no device, whose folder is not ours
         try_folder(path.parent, remedy)
     try:
-        with path.open("ab"):
-            pass
+        path.open("ab").close()
         if not there:
             path.unlink()
     except OSError as error:

@@ -20,18 +20,14 @@ from rlcourse.files import append_json, read_json, read_lines, try_folder, write
 from rlcourse.interrupts import say
 from rlcourse.settings import Settings
 
-# Settings that say which run --resume means: of training, of fine-tuning, of both.
-FIND_A_RUN = ("preset", "algorithm", "data", "seed", "output", "name")
-# Settings that --resume may change.
-MAY_DIFFER = ("steps", "output", "name", "engine", "device", "shard", "save_every", "log_to")
+FIND_A_RUN = ("preset", "algorithm", "data", "seed", "output", "name")  # settings that say which run --resume means
+MAY_DIFFER = ("steps", "output", "name", "engine", "device", "shard", "save_every", "log_to")  # that it may change
 SAMPLES_A_STEP = 4
 
 
 def new_run(config: TrainConfig) -> "RunFolder":
-    """A new folder for a run of `config`. If its default name is taken, a number is added.
-
-    Raises ValueError if a name given by hand is taken, OSError if `output` can't be written to.
-    """
+    """A new folder for a run of `config`; a number is added to a default name that's taken. Raises ValueError if a name
+    given by hand is, OSError if `output` can't be written to."""
     check_tracker(config)
     root = Path(config.output).expanduser()
     try_folder(root, "choose another --output")
@@ -47,20 +43,18 @@ def new_run(config: TrainConfig) -> "RunFolder":
 def run_to_resume(settings: dict[str, Any], kind: type[Settings] = TrainConfig) -> "RunFolder":
     """The folder of a run to continue, with its saved settings, overridden by `settings`, those that the user gave.
 
-    `output` and `name` identify the run; without a name it's the latest with the default name of the settings in
-    `FIND_A_RUN`. Raises ValueError for a setting that can't change or a config.json that can't be used,
-    FileNotFoundError if there's no such run. Writes nothing.
+    Without a name it's the latest in `output` with the default name of the settings in `FIND_A_RUN`. Raises ValueError
+    for a setting that can't change or a config.json that can't be used, FileNotFoundError if there's no such run.
+    Writes nothing.
     """
     settings = kind.check_settings(settings)
     wanted = kind(**{name: settings[name] for name in FIND_A_RUN if name in settings})
     root = Path(wanted.output).expanduser()
-    taken = _numbered(root, wanted.run_name)[: 1 if wanted.name else None]
+    taken = _numbered(root, wanted.run_name)
     if not taken:
         raise FileNotFoundError(f"No run to resume at {root / wanted.run_name}: start it without --resume.")
-    path = taken[-1]
-    if not (path / "config.json").exists():
-        raise FileNotFoundError(f"{path} is not the folder of a run: it has no config.json.")
-    saved = read_json(path / "config.json", "start a new run")
+    path = taken[0 if wanted.name else -1]
+    saved = read_json(path / "config.json", "name the folder of a run, or start a new one")
     if set(saved) != set(wanted.to_dict()):
         raise ValueError(f"{path} was made by another version of rlcourse: start a new run.")
     fixed = [name for name in settings if name not in MAY_DIFFER and saved.get(name) != settings[name]]
@@ -110,19 +104,13 @@ class RunFolder(AbstractContextManager):
         write_json(self.path / "config.json", self.config.to_dict())
 
     def log_step(self, metrics: dict[str, Any], completions: Completions | None) -> None:
-        """One line of metrics, and some of the step's completions, if it had any."""
         append_json(self.path / "metrics.jsonl", metrics)
         self.tracker(metrics["step"], "train", metrics | metrics["timing"])
         answers = completions.answers if completions else []
         every = max(1, len(answers) // SAMPLES_A_STEP)
         for i in range(0, len(answers), every)[:SAMPLES_A_STEP]:
-            sample = {
-                "step": metrics["step"],
-                "question": answers[i].problem.question,
-                "gold": answers[i].problem.gold,
-                "text": answers[i].text,
-                "reward": completions.rewards[i].item(),
-            }
+            of = {"question": answers[i].problem.question, "gold": answers[i].problem.gold, "text": answers[i].text}
+            sample = {"step": metrics["step"], **of, "reward": completions.rewards[i].item()}
             append_json(self.path / "samples.jsonl", sample)
 
     def log_eval(self, metrics: dict[str, Any]) -> None:
@@ -151,16 +139,13 @@ class RunFolder(AbstractContextManager):
 
     def forget_after(self, step: int) -> None:
         """Drop the lines after `step`, that of a checkpoint; they'll be logged again."""
-        logs = ("metrics.jsonl", "evals.jsonl", "samples.jsonl", "warnings.jsonl")
-        kept = {name: self.lines(name) for name in logs}
-        for name, lines in kept.items():  # all of them are read before one is written
-            text = "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step)
-            if (self.path / name).exists():
-                write_text(self.path / name, text)
+        logs = (self.path / f"{name}.jsonl" for name in ("metrics", "evals", "samples", "warnings"))
+        kept = {path: [line for line in read_lines(path) if line["step"] <= step] for path in logs if path.exists()}
+        for path, lines in kept.items():  # all of them are read before one is written
+            write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
 
     def finish(self, summary: dict[str, Any], curves: str) -> None:
-        """Write curve.png, then summary.json, which says that the run is finished. curves: a name in
-        `rlcourse.measure.plots`."""
+        """Write curve.png (curves: a name in `rlcourse.measure.plots`), then summary.json: the run is finished."""
         from rlcourse.measure import plots
 
         metrics, evals = self.lines("metrics.jsonl"), self.lines("evals.jsonl")
@@ -171,8 +156,7 @@ class RunFolder(AbstractContextManager):
 
     def resume_command(self) -> str:
         """This process's command line, with --resume."""
-        arguments = [a for a in sys.argv[1:] if a != "--resume"]
-        return shlex.join([*command(), *arguments, "--resume"])
+        return shlex.join([*command(), *(a for a in sys.argv[1:] if a != "--resume"), "--resume"])
 
 
 def locked(path: Path) -> TextIOWrapper:
@@ -193,22 +177,17 @@ def locked(path: Path) -> TextIOWrapper:
 def make_tracker(path: Path, config: TrainConfig):
     """A function (step, group, metrics) that logs numbers to TensorBoard or W&B, or does nothing."""
 
-    def numbers(metrics: dict[str, Any]) -> dict[str, float]:
-        return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+    def numbers(group: str, metrics: dict[str, Any]) -> dict[str, float]:
+        return {f"{group}/{name}": value for name, value in metrics.items() if isinstance(value, int | float)}
 
     if config.log_to == "tensorboard":
         from torch.utils.tensorboard import SummaryWriter
 
-        writer = SummaryWriter(str(path))
-
-        def track(step: int, group: str, metrics: dict[str, Any]) -> None:
-            for name, value in numbers(metrics).items():
-                writer.add_scalar(f"{group}/{name}", value, step)
-
-        return track
+        add = SummaryWriter(str(path)).add_scalar
+        return lambda step, group, metrics: [add(*item, step) for item in numbers(group, metrics).items()]
     if config.log_to == "wandb":
         import wandb
 
         run = wandb.init(project="rlcourse", name=path.name, config=config.to_dict(), dir=str(path))
-        return lambda step, group, metrics: run.log({f"{group}/{k}": v for k, v in numbers(metrics).items()}, step=step)
+        return lambda step, group, metrics: run.log(numbers(group, metrics), step=step)
     return lambda step, group, metrics: None

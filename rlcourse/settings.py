@@ -1,8 +1,5 @@
-"""What values a setting takes: its type, its choices, the range of a number, the form of a text.
-
-Each field of a config declares them beside its default, with `setting`. `check_setting` is the one place that refuses a
-value, whether it comes from the command line, from Python, or from a run's file.
-"""
+"""What values a setting takes: its type, its choices, the range of a number, the form of a text. Each field of a config
+declares them beside its default, with `setting`; `check_setting` refuses a value, wherever it comes from."""
 
 import types
 import typing
@@ -24,7 +21,7 @@ class Range:
         return f"above {self.low:,} and at most {self.high:,}" if self.above else f"from {self.low:,} to {self.high:,}"
 
     def check(self, name: str, value: float) -> None:
-        """Raise ValueError, naming `name`, for a number outside the range, or nan."""
+        """Raise ValueError for a number outside the range, or nan."""
         if not self.low <= value <= self.high or (self.above and value == self.low):
             raise ValueError(f"{name} must be {self}, not {shown(value)}.")
 
@@ -103,7 +100,6 @@ def check_name(name: str) -> None:
 
 
 def is_address(text: str) -> bool:
-    """Whether the text is an http or https address, not the name of something on this machine."""
     return text.startswith(("http://", "https://"))
 
 
