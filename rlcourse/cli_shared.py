@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import Field, fields
+from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
@@ -30,33 +30,25 @@ def setting_options(kind: type[Settings]) -> list[inspect.Parameter]:
     """One keyword parameter for each field of `kind`, None by default so that preset and algorithm can fill it."""
     options, panel = [], ""
     for f in fields(kind):
-        panel = kind.panels.get(f.name, panel)
-        annotation = Annotated[field_type(f) | None, _option(f, panel)]
+        panel, field, name = kind.panels.get(f.name, panel), field_type(f), f.name.replace("_", "-")
+        text = f.metadata["help"] + (": " + ", ".join(f.metadata["choices"]) if f.metadata["choices"] else "")
+        if f.default is not None:
+            text += f" (default: {('off', 'on')[f.default] if field is bool else f.default})"
+        flag = f"--{name}/--no-{name}" if field is bool else f"--{name}"
+        option = typer.Option(flag, help=text, show_default=False, rich_help_panel=panel)
+        annotation = Annotated[field | None, option]
         options.append(inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     return options
 
 
-def _option(f: Field, panel: str):
-    flag = "--" + f.name.replace("_", "-")
-    if field_type(f) is bool:
-        flag += "/--no-" + f.name.replace("_", "-")
-    text = f.metadata["help"] + (": " + ", ".join(f.metadata["choices"]) if f.metadata["choices"] else "")
-    if f.default is not None:
-        default = {True: "on", False: "off"}[f.default] if field_type(f) is bool else f.default
-        text += f" (default: {default})"
-    return typer.Option(flag, help=text, show_default=False, rich_help_panel=panel)
-
-
 def takes_settings(command, kind: type[Settings] = TrainConfig):
-    """Give a command `command(settings, ...)` an option for every field of `kind`, collected in `settings`.
-
-    `settings` holds the options that were set. The command's other parameters stay options of their own.
-    """
+    """Give a command `command(settings, ...)` an option for every field of `kind`; `settings` holds those that were
+    set. The command's other parameters stay options of their own."""
+    names = {f.name for f in fields(kind)}
 
     def with_options(**values):
-        names = {f.name for f in fields(kind)}
-        settings = {name: value for name, value in values.items() if name in names and value is not None}
-        command(settings, **{name: value for name, value in values.items() if name not in names})
+        settings = {name: values.pop(name) for name in names}
+        command({name: value for name, value in settings.items() if value is not None}, **values)
 
     own = list(inspect.signature(command).parameters.values())[1:]
     parameters = setting_options(kind) + [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
@@ -120,19 +112,19 @@ class App(typer.Typer):
 def sentence(error: Exception) -> str:
     """What went wrong, and what to do."""
     first = next(iter(str(error).splitlines()), "") or type(error).__name__
-    if type(error).__name__ == "OutOfMemoryError":
-        return f"{first} {LESS_MEMORY}"
-    if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
-        return f"There is not enough memory. {LESS_MEMORY}"
-    if isinstance(error, OSError) and error.errno is not None:
-        place = f": {error.filename}" if error.filename else ""
-        return f"{reason(error)}{place}."
-    if isinstance(error, ImportError):
-        return f"{first} `rlcourse doctor` says what is missing."
-    if isinstance(error, RuntimeError):
-        return f"{first} {SHOW_WHERE}"
-    if isinstance(error, ValueError | OSError):
-        return first
+    match error:
+        case _ if type(error).__name__ == "OutOfMemoryError":  # torch's, which may not be imported
+            return f"{first} {LESS_MEMORY}"
+        case _ if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
+            return f"There is not enough memory. {LESS_MEMORY}"
+        case OSError() if error.errno is not None:
+            return f"{reason(error)}: {error.filename}." if error.filename else f"{reason(error)}."
+        case ImportError():
+            return f"{first} `rlcourse doctor` says what is missing."
+        case RuntimeError():
+            return f"{first} {SHOW_WHERE}"
+        case ValueError() | OSError():
+            return first
     return f"{type(error).__name__}: {first} {SHOW_WHERE}"
 
 
