@@ -25,9 +25,8 @@ KEPT = 2  # checkpoints that stay; older ones are deleted
 
 def try_checkpoint(run_folder: Path, policy: Policy) -> None:
     """Raise OSError if there's no room for a checkpoint, weights and two moments: a run would end with nothing."""
-    try_folder(
-        run_folder, "choose another --output", 12 * sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
-    )
+    learned = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
+    try_folder(run_folder, "choose another --output", 12 * learned)
 
 
 def belongs_to(training: Any, model: str) -> dict[str, str | None]:
@@ -101,14 +100,10 @@ def restore(training: Any) -> None:
 
 def save_checkpoint(run_folder: Path, step: int, policy: Policy, state: dict[str, Any]) -> Path:
     """Write `checkpoints/step-000020` with the model, its tokenizer and `state`, then delete all but the newest `KEPT`.
-    One that's there stays: the run went on from it, and has made no step since.
-
-    Raises RuntimeError if a number isn't finite, OSError if the checkpoint can't be written; earlier ones are left
-    alone.
-    """
+    Raises RuntimeError if a number isn't finite, OSError if it can't be written; earlier ones are left alone."""
     check_finite(policy, state)
     final = run_folder / "checkpoints" / f"step-{step:06d}"
-    if final.exists():
+    if final.exists():  # the run went on from it, and has made no step since
         return final
     try:
         with new_folder(final) as aside:
@@ -170,14 +165,14 @@ def step_of(checkpoint: Path) -> int:
 def policy_of_run(config: Any, device: torch.device, checkpoint: Path | None = None) -> Policy:
     """The policy that a run starts with, or goes on with from a checkpoint; with `lora_rank`, the base with an adapter
     that learns. Raises ValueError if it can't be read."""
-    if checkpoint is None or config.lora_rank:
-        policy = load_policy(config.model, device)
+    adapted = bool(config.lora_rank)
+    policy = load_policy(config.model, device) if adapted or checkpoint is None else None
     if checkpoint is None:
-        if config.lora_rank:
+        if adapted:
             add_adapter(policy.model, config.model, config.lora_rank, ALPHA, ALL_LINEAR)
         return policy
     try:
-        if not config.lora_rank:
+        if not adapted:
             return load_policy(str(checkpoint), device)
         from rlcourse.adapters import load_adapter
 
@@ -189,14 +184,11 @@ def policy_of_run(config: Any, device: torch.device, checkpoint: Path | None = N
 
 
 def load_state(checkpoint: Path) -> dict[str, Any]:
-    """The `state` that `save_checkpoint` was given, tensors on the CPU. Raises ValueError if it can't be read."""
+    """What is in a checkpoint's trainer.pt, tensors on the CPU. Raises ValueError if it can't be read."""
     try:
-        state = torch.load(checkpoint / "trainer.pt", map_location="cpu", weights_only=True)
+        return dict(torch.load(checkpoint / "trainer.pt", map_location="cpu", weights_only=True))
     except Exception:  # not there, cut short, another format, or a pickle of something else: each fails in its own way
         raise damaged(checkpoint, "trainer.pt cannot be read") from None
-    if not isinstance(state, dict):
-        raise damaged(checkpoint, "trainer.pt holds no state of a run")
-    return state
 
 
 def damaged(checkpoint: Path, why: str) -> ValueError:

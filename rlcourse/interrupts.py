@@ -27,8 +27,8 @@ def say(text: str) -> None:
 
 
 class StopAfterStep:
-    """Delays Ctrl-C and STOPS until the current step ends, so that half a step is never saved. All processes of the
-    `world` stop after the same step; only the first may stop between steps."""
+    """Delays Ctrl-C and STOPS until the current step ends. All processes of the `world` stop after the same step; only
+    the first may stop between steps."""
 
     def __init__(self, world: OneProcess = ALONE):
         self.world = world

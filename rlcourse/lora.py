@@ -23,11 +23,9 @@ ALONE = 2**19  # numbers of a weight from which on a launch of its own copies it
 
 
 def add_adapter(model: PreTrainedModel, base: str, rank: int, alpha: float, targets: str) -> None:
-    """Give the model a new adapter, its A drawn from torch's global generator. The model's own weights stop learning.
-
-    base: the name that `load_policy` finds the model by, for the adapter's config. targets: 'all-linear', or names of
-    linear layers set apart by commas. Raises ValueError for a name that is not a linear layer below the output head.
-    """
+    """Give the model a new adapter, its A drawn from torch's global generator; the model's own weights stop learning.
+    base: the name that `load_policy` finds the model by. targets: 'all-linear', or names of linear layers set apart by
+    commas. Raises ValueError for a name that isn't one below the output head."""
     from peft import LoraConfig, inject_adapter_in_model
 
     found = linear_layers(model)
@@ -42,7 +40,7 @@ def add_adapter(model: PreTrainedModel, base: str, rank: int, alpha: float, targ
 
 
 def linear_layers(model: PreTrainedModel) -> list[str]:
-    """The names of the linear layers below the output head, such as q_proj, in the order of a layer."""
+    """Names of the linear layers below the output head, such as q_proj, in the order of a layer."""
     linear = (name for name, module in trunk_of(model).named_modules() if isinstance(module, nn.Linear))
     return list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
 
@@ -65,11 +63,9 @@ def without_adapter(model: PreTrainedModel) -> Iterator[None]:
 
 
 def copy_merged(targets: list[Tensor], sources: list[Tensor], model: PreTrainedModel) -> None:
-    """Copy each source, a weight of `model`, into its target, as W + s B A where an adapter changes it.
-
-    One merged matrix is in memory at a time. The sum is in the weight's own dtype, float32, and rounded once to the
-    target's. A sharded model's weights are gathered one by one, in the target's dtype, by all ranks together.
-    """
+    """Copy each source, a weight of `model`, into its target, as W + s B A where an adapter changes it, one merged
+    matrix at a time: summed in the weight's own dtype, float32, and rounded once. A sharded model's weights are
+    gathered one by one, in the target's dtype, by all ranks together."""
     if is_sharded(model):
         for target, source in zip(targets, sources, strict=True):
             target.copy_(full_tensor(source.to(target.dtype)))

@@ -1,9 +1,6 @@
-"""How much memory a training run needs, from the config and the model's shape, before anything is loaded.
-
-The tensors that must be in memory at once, with every row at its longest; `LIBRARIES`; and `HEADROOM` for what the
-allocator wastes. Measured peaks on an H200 are within 15%: `tests/test_memory.py`. `rlcourse train --dry-run`
-measures a few steps instead, where they can run.
-"""
+"""How much memory a training run needs, from the config and the model's shape, before anything is loaded: the tensors
+that must be in memory at once, with every row at its longest; `LIBRARIES`; and `HEADROOM`. Measured peaks on an H200
+are within 15%: `tests/test_memory.py`."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -40,11 +37,9 @@ class MemoryEstimate(NamedTuple):
 def estimate(
     config: TrainConfig, shape: ModelShape, device: str, ranks: int = 1, exact: bool = False
 ) -> MemoryEstimate:
-    """Bytes that training `shape` with `config` needs on `device`, 'cpu' or 'cuda'.
-
-    ranks: how many split the model, if config.shard says so. config: one rank's (`share_of`). exact: with the training
-    pass of `rlcourse.exact`, see `has_exact_pass`.
-    """
+    """Bytes that training `shape` with `config`, one rank's (`share_of`), needs on `device`, 'cpu' or 'cuda'. ranks:
+    how many split the model, if config.shard says so. exact: with the training pass of `rlcourse.exact`, see
+    `has_exact_pass`."""
     b = 2 if config.dtype == "bfloat16" else 4  # bytes of a number in the arithmetic
     n, adapter = parameters(shape), adapter_parameters(shape, config.lora_rank)
     learned, shards = adapter if config.lora_rank else n, ranks if config.shard else 1
@@ -79,7 +74,7 @@ def estimate(
 
 def check_memory(config: TrainConfig, model_config: Any, device: torch.device, ranks: int = 1) -> None:
     """Raise ValueError for a run that needs far more memory than the device has: on a CPU it'd be killed without a
-    word. model_config: transformers'; what isn't like Qwen2 passes. ranks: see `estimate`."""
+    word. model_config: transformers'; what isn't like Qwen2 passes."""
     try:
         shape = ModelShape.from_config(model_config)
     except ValueError:

@@ -60,21 +60,21 @@ class Means:
 def rollout_metrics(sampled: Completions, config: TrainConfig) -> dict[str, float | None]:
     """Means over all sampled completions of a step. `entropy` is in nats per token, estimated as -log p of the sampled
     tokens."""
-    answers = sampled.answers
+    answers, rewards, rollout = sampled.answers, sampled.rewards, sampled.rollout
 
-    def mean(values: list) -> float | None:
-        return sum(values) / len(values) if values else None
+    def length(some: list) -> float | None:
+        return sum(a.tokens for a in some) / len(some) if some else None
 
     return {
-        "reward": sampled.rewards.mean().item(),
-        "reward_std": (sampled.rewards - sampled.rewards[0]).std(unbiased=False).item(),
+        "reward": rewards.mean().item(),
+        "reward_std": (rewards - rewards[0]).std(unbiased=False).item(),
         **mean_metrics(answers),
-        "truncated": mean([not a.finished for a in answers]),
-        "length": mean([a.tokens for a in answers]),
-        "length_right": mean([a.tokens for a in answers if a.right]),
-        "length_wrong": mean([a.tokens for a in answers if not a.right]),
-        "groups_without_signal": 1.0 - has_signal(sampled.rewards, config.num_generations).float().mean().item(),
-        "entropy": -sampled.rollout.logprobs[sampled.rollout.completion_mask].mean().item(),
+        "truncated": sum(not a.finished for a in answers) / len(answers),
+        "length": length(answers),
+        "length_right": length([a for a in answers if a.right]),
+        "length_wrong": length([a for a in answers if not a.right]),
+        "groups_without_signal": 1.0 - has_signal(rewards, config.num_generations).float().mean().item(),
+        "entropy": -rollout.logprobs[rollout.completion_mask].mean().item(),
     }
 
 
