@@ -4,7 +4,6 @@ import statistics
 import tempfile
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -24,8 +23,8 @@ from rlcourse.measure import shapes
 from rlcourse.measure.machine import format_bytes
 from rlcourse.measure.timing import peak_memory_bytes, seconds
 from rlcourse.runs import RunFolder
-from rlcourse.sampling import GREEDY
-from rlcourse.tasks import Answer
+from rlcourse.sampling import GREEDY, Sampling
+from rlcourse.tasks import Answer, Problem
 from rlcourse.train import Trainer, train_step
 from rlcourse.watch import before_training
 
@@ -56,58 +55,39 @@ def preview(config: TrainConfig, began: float) -> None:
         found = [train_step(*parts, step) for step in range(STEPS)]
         saving = seconds(lambda: save(trainer), trainer.device)
     print_answers(trainer, found[0][1], greedy)
-    took = [metrics["timing"]["step_s"] for metrics, _ in found]
-    step = SLOWER * statistics.mean(took[1:])
+    first, *later = (metrics["timing"]["step_s"] for metrics, _ in found)
+    step = SLOWER * statistics.mean(later)
     saves = 1 + (config.steps - 1) // config.save_every if config.save_every else 1
-    parts = {
-        "starting": trainer.spent.seconds["starting"],
-        "steps": took[0] + (config.steps - 1) * step,
-        "evaluation": evaluation,
-        "saving": saves * saving,
-    }
-    listed = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in parts.items())
+    parts = {"starting": trainer.spent.seconds["starting"], "steps": first + (config.steps - 1) * step}
+    parts |= {"evaluation": evaluation, "saving": saves * saving}
+    listed = ", ".join(f"{name} {took:.0f} s" for name, took in parts.items())
     minutes, held = sum(parts.values()) / 60, format_bytes(peak_memory_bytes(trainer.device))
-    Console().print(
-        f"{config.steps} steps of {step:.2f} s: {minutes:.1f} minutes in all ({listed}), peak memory {held}.",
-        highlight=False,
-        soft_wrap=True,
-    )
+    print(f"{config.steps} steps of {step:.2f} s: {minutes:.1f} minutes in all ({listed}), peak memory {held}.")
 
 
 def evaluation_seconds(trainer: Trainer) -> tuple[list[Answer], float]:
     """Greedy answers to a batch of test problems, and how long all of the run's evaluations will take at that rate."""
     config, task = trainer.config, trainer.task
-    problems = task.problems("test")
-    limit, few = config.max_new_tokens, problems[: min(BATCH_ROWS, config.eval_problems)]
-    greedy: list[list[Answer]] = []
+    tested = task.problems("test")[: config.eval_problems]
+    few, greedy = tested[:BATCH_ROWS], []
 
-    def answer(count: int, sampling: Any, times: int) -> float:
-        asked = few[: max(1, min(BATCH_ROWS // times, count, len(few)))]
-        arguments = trainer.policy, trainer.engine, task, asked, limit, sampling, times
+    def rate(problems: list[Problem], sampling: Sampling = GREEDY, times: int = 1) -> float:
+        """Seconds per problem."""
+        arguments = trainer.policy, trainer.engine, task, problems, config.max_new_tokens, sampling, times
         took = seconds(lambda: greedy.extend(answer_problems(*arguments)), trainer.device)
-        return took * count / len(asked)
+        return took / len(problems)
 
-    first = answer(len(few), GREEDY, 1)
+    first = rate(few)
     answered = [group[0] for group in greedy]
-    again = answer(len(few), GREEDY, 1)  # without compilation
-    total = first - again + again * 2 * min(config.eval_problems, len(problems)) / len(few)
+    again = rate(few)  # without compilation
+    total = len(few) * (first - again) + 2 * len(tested) * again
     if config.pass_k:
-        total += 2 * answer(min(PASS_K_PROBLEMS, config.eval_problems, len(problems)), config.sampling, config.pass_k)
+        some = few[: max(1, min(BATCH_ROWS // config.pass_k, PASS_K_PROBLEMS))]
+        total += 2 * min(PASS_K_PROBLEMS, len(tested)) * rate(some, config.sampling, config.pass_k)
     if config.eval_every:
-        validations = 1 + config.steps // config.eval_every
-        total += validations * again * min(config.eval_validation, len(task.problems("validation"))) / len(few)
+        validated = min(config.eval_validation, len(task.problems("validation")))
+        total += (1 + config.steps // config.eval_every) * validated * again
     return answered, total
-
-
-def readings(completions: Completions, config: TrainConfig) -> list[tuple[str, float, float]]:
-    """For the reward and each reading of the answers: its name, the mean, the share of groups where it differs."""
-    answers, size = completions.answers, config.num_generations
-    rows = [("reward", completions.rewards)]
-    for name in answers[0].verdict.metrics:
-        values = [a.verdict.metrics[name] for a in answers]
-        if name.startswith("accuracy") and None not in values:
-            rows.append((name, completions.rewards.new_tensor(values)))
-    return [(name, row.mean().item(), has_signal(row, size).float().mean().item()) for name, row in rows]
 
 
 def print_config(config: TrainConfig) -> None:
@@ -146,12 +126,18 @@ def print_answers(trainer: Trainer, first: Completions, greedy: list[Answer]) ->
     length, cut = sum(a.tokens for a in answers) / len(answers), sum(not a.finished for a in answers) / len(answers)
     title = f"{config.rows} answers of the first step, {length:.0f} tokens each, {cut:.0%} cut off"
     table = Table("measure", "mean", "groups with signal", title=title)
-    for name, mean, signal in readings(first, config):
-        rewarded = " (rewarded)" if name == trainer.headline else ""
-        table.add_row(name.replace("_", " ") + rewarded, f"{mean:.3f}", f"{signal:.0%}")
+    readings = {"reward": first.rewards}
+    for name in filter(lambda name: name.startswith("accuracy"), trainer.metrics):
+        values = [answer.verdict.metrics[name] for answer in answers]
+        if None not in values:
+            rewarded = " (rewarded)" if name == trainer.headline else ""
+            readings[name.replace("_", " ") + rewarded] = first.rewards.new_tensor(values)
+    for name, values in readings.items():
+        signal = has_signal(values, config.num_generations).float().mean()
+        table.add_row(name, f"{values.mean():.3f}", f"{signal:.0%}")
     print_table(table, console)
     ends = [repr(trainer.policy.tokenizer.decode([token])) for token in trainer.policy.eos_ids]
-    console.print(f"An answer ends at {escape(' or '.join(ends))}.", highlight=False)
+    print(f"An answer ends at {' or '.join(ends)}.")
     groups = [answers[i : i + config.num_generations] for i in range(0, config.rows, config.num_generations)]
     for text in before_training(greedy, groups, config).values():
         console.print(f"[yellow]Warning:[/yellow] {escape(text)}", highlight=False)
