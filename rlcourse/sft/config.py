@@ -86,11 +86,9 @@ class SFTConfig(Settings):
 
     @property
     def evaluated_task(self) -> str | None:
-        """The task whose problems are answered, if there is one."""
         return self.task or (self.data if is_task(self.data) else None)
 
     def check(self) -> None:
-        """Raise ValueError for a setting out of range or settings that can't go together."""
         super().check()
         if self.task is not None:
             check_task_name(self.task)

@@ -16,7 +16,7 @@ from rlcourse.interrupts import say
 from rlcourse.policy import Policy, positions_of
 from rlcourse.settings import shown
 from rlcourse.sft.config import SFTConfig, is_task
-from rlcourse.tasks import load_task
+from rlcourse.tasks import load_task, minigsm
 from rlcourse.tasks.jsonl import EMPTY, meant, parse_record, read_each_line
 
 PROMPTS, ANSWERS = ("prompt", "question"), ("answer", "completion", "response")  # the keys that a record may have
@@ -28,8 +28,8 @@ MINIGSM_PROBLEMS = 4000  # of the split that is kept for demonstrations: RL trai
 
 @dataclass(frozen=True)
 class Example:
-    """One conversation: ids [n] int32, and learned [n] bool, True on the tokens of its answers, their ends included.
-    The first token is never learned: nothing stands before it."""
+    """One conversation: ids [n] int32, and learned [n] bool, True on the tokens of its answers, their ends included;
+    never on the first, as nothing stands before it."""
 
     ids: Tensor
     learned: Tensor
@@ -37,7 +37,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Data:
-    """Examples to learn, examples held out, how many were left out as of more than `limit` tokens, and what to do."""
+    """Examples to learn, examples held out, how many were left out for more than `limit` tokens, and what to do."""
 
     train: list[Example]
     held_out: list[Example]
@@ -47,22 +47,21 @@ class Data:
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same examples in the same order: a run goes on with the data that it began with."""
         return digest_of((example.ids.tolist(), example.learned.tolist()) for example in (*self.train, *self.held_out))
 
 
 def load_data(config: SFTConfig, policy: Policy) -> Data:
-    """The config's data in the policy's tokens.
-
-    Of a task, examples of its validation problems are held out; of other data a random choice, at most a tenth, the
-    same for every seed. Raises FileNotFoundError or ValueError, in one sentence that names the line, for data that
-    cannot be used; ConnectionError if the hub cannot be read.
-    """
+    """The config's data in the policy's tokens. Of a task, examples of its validation problems are held out; of other
+    data a random choice, the same for every seed. Raises FileNotFoundError or ValueError, in one sentence that names
+    the line, for data that cannot be used; ConnectionError if the hub cannot be read."""
     if is_task(config.data):
         encoded = of_task(config, policy)
     else:
-        file = file_of(config.data)
-        every = [encode(policy, messages, where) for where, messages in (of_file(file) if file else of_hub(config))]
+        found = of_hub(config)
+        if file := file_of(config.data):
+            read = lambda line: conversation_of(parse_record(line, EXPECTED))  # noqa: E731
+            found = read_each_line(file, read, "conversations")
+        every = [encode(policy, messages, where) for where, messages in found]
         chosen = set(random.Random(0).sample(range(len(every)), min(config.eval_examples, len(every) // HELD_OUT)))
         encoded = [[e for i, e in enumerate(every) if (i in chosen) == held_out] for held_out in (False, True)]
     limit, remedy = config.max_length, "raise --max-length"
@@ -83,11 +82,6 @@ def file_of(data: str) -> Path | None:
     return path if path.exists() or data.startswith((".", "/", "~")) or path.suffix in (".jsonl", ".json") else None
 
 
-def of_file(file: Path) -> Iterator[tuple[str, Messages]]:
-    """The conversations in a file of JSON lines, each with its place."""
-    yield from read_each_line(file, lambda line: conversation_of(parse_record(line, EXPECTED)), "conversations")
-
-
 def of_hub(config: SFTConfig) -> Iterator[tuple[str, Messages]]:
     """The conversations of a data set on the hub, each with its place."""
     remedy = "name a file that is here, or another data set, --subset or --split"
@@ -100,17 +94,12 @@ def of_hub(config: SFTConfig) -> Iterator[tuple[str, Messages]]:
 
 
 def of_task(config: SFTConfig, policy: Policy) -> list[list[Example]]:
-    """Examples from the worked answers of a task, to learn and to hold out: the task's own prompts, each continued by
-    the answer and the token that ends one. minigsm's are of the problems that are kept for demonstrations, so that RL
-    does not meet them again. Raises ValueError for a problem without a worked answer."""
-    task = load_task(config.data)
+    """Examples from a task's worked answers, to learn and to hold out: its own prompts, each continued by the answer
+    and its end. Raises ValueError for a problem without a worked answer."""
+    task, end = load_task(config.data), policy.end
     train, held_out = task.problems("train"), task.problems("validation")[: config.eval_examples]
-    if config.data == "minigsm":
-        from rlcourse.tasks import minigsm
-
+    if config.data == "minigsm":  # those that are kept for demonstrations: RL doesn't meet them again
         train = [problem.to_problem() for problem in minigsm.generate(MINIGSM_PROBLEMS, 1, "sft")]
-
-    end = policy.end
 
     def example(problem: Any) -> Example:
         answer = getattr(problem, "answer", "")
@@ -127,10 +116,7 @@ def of_task(config: SFTConfig, policy: Policy) -> list[list[Example]]:
 
 def conversation_of(record: dict[str, Any]) -> Messages:
     """The conversation in a record: `messages`; or a prompt and an answer, each a text, or as trl has them, messages;
-    with a text in `system`, that before them.
-
-    Raises ValueError with one sentence that says what is wrong with it, or what in it would not be learned.
-    """
+    with a text in `system`, that before them. Raises ValueError for what is wrong with it or would not be learned."""
     record = meant(record)
     messages, system = record.pop("messages", None), record.pop("system", None)
     if messages is None:
@@ -164,11 +150,12 @@ def conversation_of(record: dict[str, Any]) -> Messages:
 
 
 def encode(policy: Policy, messages: Messages, where: str) -> Example:
-    """The tokens of a conversation up to its last answer, as the policy would read and write them.
+    """The tokens of a conversation up to its last answer, as the policy would read and write them. where: names the
+    conversation in errors. Raises ValueError if the chat template cannot say what an answer is, or an answer holds the
+    token that ends one.
 
-    What stands before an answer is tokenised as a prompt is, and the answer, with the token that ends it, by itself: so
-    the model learns to continue the very tokens that it is given. where: names the conversation in errors. Raises
-    ValueError if the chat template cannot say what an answer is, or an answer holds the token that ends one.
+    What stands before an answer is tokenised as a prompt is, and the answer, with its end, by itself: so the model
+    learns to continue the very tokens that it is given.
     """
     tokenizer, ids, learned, done = policy.tokenizer, [], [], ""
 
@@ -208,8 +195,7 @@ def check_end(policy: Policy, answer: list[int], where: str) -> None:
 
 
 def up_to_its_end(policy: Policy, written: str, content: str) -> str:
-    """A template's text of an answer, without what it writes behind the first token that ends it; an end is added if
-    the template writes none."""
+    """A template's text of an answer up to the first token that ends it, which is added if there is none."""
     ends = [policy.tokenizer.decode([token]) for token in policy.eos_ids]
     start = written.rfind(content) + len(content) if content in written else 0
     places = [written.find(end, start) + len(end) for end in ends if end in written[start:]]

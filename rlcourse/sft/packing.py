@@ -1,9 +1,8 @@
 """Several examples in one row of a batch, kept apart, and the loss of their answers.
 
-Padding is work for nothing. So examples are put one behind the other in rows of at most `width` tokens. Each has
+Padding is work for nothing, so examples are put one behind the other in rows of at most `width` tokens. Each has
 positions 0, 1, 2, ... of its own, and transformers' attention, given such positions and no mask, lets a token see the
-earlier ones of its own example alone; `check_packing` tries that on the model. Loss and gradient are those of each
-example by itself.
+earlier ones of its own example alone; `check_packing` tries that on the model.
 """
 
 from dataclasses import dataclass
@@ -31,8 +30,8 @@ class Rows:
 
 
 def plan_rows(examples: list[Example], width: int) -> list[Row]:
-    """All examples in as few rows of at most `width` tokens as first-fit decreasing finds: the longest first, each into
-    the first row with room. Every example must be at most `width` tokens long; with width 0 each has its own row."""
+    """Examples of at most `width` tokens in as few rows as first-fit decreasing finds: the longest first, each into the
+    first row with room. With width 0 each has its own row."""
     rows: list[Row] = []
     room: list[int] = []
     for example in sorted(examples, key=lambda e: -len(e.ids)):
@@ -52,7 +51,7 @@ def tokens_of(row: Row) -> int:
 
 def pack(rows: list[Row], pad_id: int, device: torch.device) -> Rows:
     """The rows as tensors, as wide as the longest. Padding counts on as part of a row's last example: causal attention
-    hides it from all that stands before it, so rows with one example each need no mask."""
+    hides it from all before it, so rows of one example need no mask."""
     width = max(map(tokens_of, rows))
     width += -width % WIDTH_ON_GPU if device.type == "cuda" else 0
     ids = torch.full((len(rows), width), pad_id)

@@ -45,11 +45,8 @@ def resume(**settings: Any) -> dict[str, Any]:
 
 
 class FineTuning(TrainingLoop):
-    """A run of supervised fine-tuning.
-
-    A step learns `batch_size` examples. How they are packed and cut into micro-batches changes nothing but rounding:
-    the loss is the mean over all answer tokens of the step.
-    """
+    """A run of supervised fine-tuning. A step learns `batch_size` examples; its loss is the mean over all their answer
+    tokens, however they are packed and cut into micro-batches."""
 
     name, curves = "sft", "FINE_TUNING"
 
@@ -85,36 +82,22 @@ class FineTuning(TrainingLoop):
 
     def train_step(self) -> tuple[dict[str, Any], None]:
         """One optimizer step on the next examples. Returns what was measured: `loss`, nats per token of an answer,
-        before the update; `grad_norm`, `lr`, `epoch`; `tokens` and those that were `learned_tokens`; `timing`.
-
-        Raises RuntimeError, and leaves the weights alone, if the gradient is not finite.
-        """
+        before the update; `grad_norm`, `lr`, `epoch`; `tokens` and those that were `learned_tokens`; `timing`. Raises
+        what `update` does."""
         config, start = self.config, time.perf_counter()
         examples = self.data_sampler.sample(config.batch_size)
-        learned = sum(int(example.learned.sum()) for example in examples)
-        loss = torch.zeros((), device=self.device)
+        learned, loss = learned_tokens(examples), torch.zeros((), device=self.device)
         with without_cudnn_attention():  # widths differ from step to step
             for rows in self._micro_batches(examples):
                 of_rows = self._summed_loss(rows) / learned
                 of_rows.backward()
                 loss += of_rows.detach()
         grad_norm = update(self.optimizer, config, self.step)
-        seconds, tokens = time.perf_counter() - start, sum(len(example.ids) for example in examples)
-        metrics = {
-            "step": self.step + 1,
-            "loss": loss.item(),
-            "grad_norm": grad_norm,
-            "lr": self.optimizer.param_groups[0]["lr"],
-            "epoch": self.data_sampler.position / len(self.data.train),
-            "tokens": tokens,
-            "learned_tokens": learned,
-            "timing": {
-                "step_s": seconds,
-                "tokens_per_s": tokens / seconds,
-                "peak_memory_bytes": peak_memory_bytes(self.device),
-            },
-        }
-        return metrics, None
+        seconds, tokens, lr = time.perf_counter() - start, tokens_of(examples), self.optimizer.param_groups[0]["lr"]
+        epoch, memory = self.data_sampler.position / len(self.data.train), peak_memory_bytes(self.device)
+        metrics = {"step": self.step + 1, "loss": loss.item(), "grad_norm": grad_norm, "lr": lr, "epoch": epoch}
+        metrics["timing"] = {"step_s": seconds, "tokens_per_s": tokens / seconds, "peak_memory_bytes": memory}
+        return metrics | {"tokens": tokens, "learned_tokens": learned}, None
 
     def _micro_batches(self, examples: list[Example]) -> list[list[Row]]:
         """The examples in rows, those of like length together, `micro_batch_tokens` at a time."""
@@ -135,18 +118,16 @@ class FineTuning(TrainingLoop):
 
     @torch.no_grad()
     def validate(self) -> dict[str, Any]:
-        """`loss` on the examples held out, nats per token of an answer, if there are any; what
-        `rlcourse.evaluation.summarize` says of greedy answers to the task's problems, if there is one."""
-        found: dict[str, Any] = {}
-        answers: list[list[Answer]] = []
-        examples = self.data.held_out
-        if examples:
+        """`loss` on the examples held out, nats per token of an answer, if any; what `summarize` says of greedy answers
+        to the task's problems, if there is one."""
+        found, answers = {}, []
+        if examples := self.data.held_out:
             with without_cudnn_attention():
                 losses = [self._summed_loss(rows).double() for rows in self._micro_batches(examples)]
-            found["loss"] = torch.stack(losses).sum().item() / sum(int(example.learned.sum()) for example in examples)
+            found["loss"] = torch.stack(losses).sum().item() / learned_tokens(examples)
         if self.engine is not None:
-            limit = self.config.max_new_tokens
-            answers = answer_problems(self.policy, self.engine, self.task, self.problems, limit)
+            asked = self.policy, self.engine, self.task, self.problems, self.config.max_new_tokens
+            answers = answer_problems(*asked)
             found |= summarize(answers)
             self.engine.sleep()  # training wants the memory
         losses = [line["loss"] for line in [*self.run.lines("evals.jsonl"), found] if "loss" in line]
@@ -161,6 +142,10 @@ class FineTuning(TrainingLoop):
         data = self.data
         counts = {"examples": len(data.train), "held_out": len(data.held_out), "too_long": data.too_long}
         return run_summary(self, after) | counts
+
+
+def learned_tokens(examples: list[Example]) -> int:
+    return sum(int(example.learned.sum()) for example in examples)
 
 
 def after_step(steps: list[dict[str, Any]], config: Any) -> Warnings:
