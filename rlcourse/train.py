@@ -40,9 +40,9 @@ MAX_GRAD_NORM = 1.0  # gradients of a larger norm are scaled down to it
 
 
 def train(config: TrainConfig, began: float | None = None) -> dict[str, Any]:
-    """Train as `config` says and return the content of `summary.json`.
+    """Train as `config` says and return the content of `summary.json`. began: `time.perf_counter()` when the clock of
+    the run started; now, if not given.
 
-    began: `time.perf_counter()` when the clock of the run started; now, if not given.
     Raises ValueError or OSError, in one sentence, for a run that cannot work, and RuntimeError if weights or losses
     stop being finite. On Ctrl-C, SIGTERM or SIGHUP the current step is finished, a checkpoint is saved and
     KeyboardInterrupt is raised.
@@ -53,11 +53,8 @@ def train(config: TrainConfig, began: float | None = None) -> dict[str, Any]:
 
 
 def resume(**settings: Any) -> dict[str, Any]:
-    """Continue a run from its last checkpoint, with the settings that it was started with; see `train`.
-
-    settings: those that identify the run (`name`, or preset, algorithm and seed; `output`), and those to change from
-    now on. Raises ValueError for one that cannot change.
-    """
+    """Continue a run from its last checkpoint; see `train`. settings: those that identify the run (`name`, or preset,
+    algorithm and seed; `output`), and those to change. Raises ValueError for one that cannot change."""
     with launch(lambda: at_checkpoint(run_to_resume(settings))) as (run, device, world):
         return Trainer(run, device, world).run_all()
 
@@ -66,11 +63,9 @@ class TrainingLoop:
     """A run and the loop over its steps: evaluations, warnings, checkpoints, Ctrl-C.
 
     A subclass sets `optimizer`, `data_sampler` and `metrics` between `setup` and `finish_setup`, and has
-
-    - `train_step()`: the step's metrics, and in RL its completions
-    - `warnings(completions)`, `shown(metrics)`: what to warn of, and what the bar shows
-    - `validate()`: what goes to evals.jsonl every `eval_every` steps
-    - `test(when)`: the test results that the summary keeps as "before" and "after"; `summary(after)`
+    `train_step()`: the step's metrics, and in RL its completions; `warnings(completions)`; `shown(metrics)` by the bar;
+    `validate()`: what goes to evals.jsonl every `eval_every` steps; `test(when)`: what the summary keeps as "before"
+    and "after"; `summary(after)`.
     """
 
     name, curves = "train", "RL"  # of the progress bar; of what the picture shows
@@ -274,11 +269,8 @@ def train_step(
 
 def update(optimizer: torch.optim.Optimizer, config: Any, step: int) -> float:
     """Clip the accumulated gradients, set the learning rate of training step `step` (from 0), and step the optimizer.
-    Returns the norm of the gradient before it was clipped.
-
-    config: with steps, warmup_steps and schedule. Raises RuntimeError and leaves the weights alone if the gradient is
-    not finite.
-    """
+    Returns the gradient's norm before it was clipped. config: with steps, warmup_steps and schedule. Raises
+    RuntimeError and leaves the weights alone if the gradient is not finite."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)).item()
     if not math.isfinite(grad_norm):
