@@ -36,11 +36,9 @@ def check_launch(config: Any) -> None:
 
 @contextmanager
 def launch(open_run: Callable[[], Any]) -> Iterator[tuple[Any, torch.device, OneProcess]]:
-    """Start a run: its folder, this process's device and its world. A folder without a step is removed in the end.
-
-    open_run: gives the folder, called by the first rank alone. Raises what it raises, and ValueError for a config that
-    cannot run here.
-    """
+    """Start a run: its folder, which `open_run` gives the first rank, this process's device and its world. A folder
+    without a step is removed in the end. Raises what `open_run` does, and ValueError for a config that cannot run
+    here."""
     with start_world() as world:
         run = world.open_run(open_run)
         try:

@@ -47,7 +47,7 @@ class ShardedWorld(World):
             self.precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
 
     def load(self, load: Callable[[torch.device], Any], device: torch.device) -> Any:
-        """See `OneProcess`. The model is loaded on the CPU; a layer at a time is whole on a GPU."""
+        """The model is loaded on the CPU; a layer at a time is whole on a GPU."""
         policy = load(CPU)
         model = policy.model
         model.together = types.MethodType(lambda self, compute: compute(), model)
@@ -60,7 +60,7 @@ class ShardedWorld(World):
         return policy
 
     def shard(self, module: nn.Module) -> nn.Module:
-        """See `OneProcess`. The module computes in float32."""
+        """The module computes in float32."""
         return self._shard(module, MixedPrecisionPolicy())
 
     def _shard(self, module: nn.Module, precision: MixedPrecisionPolicy) -> nn.Module:
@@ -73,7 +73,7 @@ class ShardedWorld(World):
         return ShardedEngine(engine, self), *super().shared(engine, *tasks)[1:]
 
     def split_rows(self, rows: Tensor, cut: Callable[[Tensor], list[int]]) -> tuple[Tensor, ...]:
-        """See `OneProcess`. Empty ones follow until this rank has as many as any: a pass is made by all together."""
+        """Empty ones follow until this rank has as many as any: a pass is made by all together."""
         found, none = super().split_rows(rows, cut), rows[:0]
         return (*found, *[none] * (max(self.all_gather(len(found))) - len(found)))
 
@@ -90,7 +90,7 @@ class ShardedWorld(World):
         return replace(policy, model=model), _gathered(state, first)
 
     def shard_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """See `OneProcess`. Raises ValueError for a tensor of another shape than the optimizer's."""
+        """Raises ValueError for a tensor of another shape than the optimizer's."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         saved, head = state["optimizer"], state["value_head"]
         moments = {
@@ -114,8 +114,7 @@ class ShardedWorld(World):
 
 
 def _gathered(value: Any, keep: bool) -> Any:
-    """A state with all its sharded tensors whole and on the CPU, those of dictionaries in it, too; None in their place
-    on ranks that do not keep them."""
+    """A state with all its sharded tensors whole and on the CPU; None in their place on ranks that do not keep them."""
     if isinstance(value, dict):
         return {name: _gathered(inner, keep) for name, inner in value.items()}
     if isinstance(value, DTensor):
@@ -125,8 +124,8 @@ def _gathered(value: Any, keep: bool) -> Any:
 
 
 class ShardedPass(PlainPass):
-    """`PlainPass` of a sharded model. All ranks call it together; one whose rollout has no rows computes one token that
-    counts nothing."""
+    """`PlainPass` of a sharded model. All ranks call it together; one whose rollout has no rows computes a token for
+    nothing."""
 
     def token_logprobs(self, rollout: Rollout, sampling: Sampling, chunk: int) -> tuple[Tensor, Tensor]:
         compute = super().token_logprobs
@@ -146,18 +145,17 @@ class ShardedPass(PlainPass):
 
 
 def _one_token(device: torch.device) -> Rollout:
-    """A prompt of one token and an answer of one."""
     one = torch.ones(1, dtype=torch.int64, device=device)
     return Rollout(one.new_zeros(1, 2), one, one, torch.zeros(1, 1, device=device), one.bool())
 
 
 class ShardedEngine(SharedEngine):
-    """See `SharedEngine`. The engine gathers the weights at the start of `generate`, which takes all ranks."""
+    """A `SharedEngine` that gathers the weights at the start of `generate`, which takes all ranks."""
 
     def generate(
         self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
     ) -> Rollout:
-        """See `RolloutEngine`. A rank without a prompt of its own samples a token that nobody gets."""
+        """A rank without a prompt of its own samples a token that nobody gets."""
         if not self.world.slice(prompts):
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 self.engine.generate(prompts[:1], num_generations, 1, sampling)

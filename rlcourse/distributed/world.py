@@ -111,11 +111,9 @@ def lost_ranks() -> Iterator[None]:
 
 
 class SharedEngine:
-    """An engine on every rank: each samples for its share of the prompts, and all get all completions.
-
-    A rank's random numbers are its own, from a seed that every rank draws; torch's global random state, the same on all
-    ranks, stays so. So another number of ranks samples other completions, of the same distribution.
-    """
+    """An engine on every rank: each samples for its share of the prompts, and all get all completions. A rank's random
+    numbers are its own, from a seed that every rank draws; torch's global random state stays the same on all. So
+    another number of ranks samples other completions, of the same distribution."""
 
     def __init__(self, engine: RolloutEngine, world: World):
         self.engine, self.world, self.device = engine, world, world.device
@@ -126,7 +124,6 @@ class SharedEngine:
     def generate(
         self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
     ) -> Rollout:
-        """See `RolloutEngine`."""
         share, seed, own = self.world.slice(prompts), int(torch.randint(2**62, ())), None
         if share:
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
@@ -137,7 +134,6 @@ class SharedEngine:
 
 
 def moved(rollout: Rollout, device: torch.device | str) -> Rollout:
-    """The rollout on a device."""
     return Rollout(**{name: tensor.to(device) for name, tensor in rollout.tensors.items()})
 
 

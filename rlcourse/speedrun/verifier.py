@@ -43,9 +43,8 @@ main(wire)
 
 @dataclass(frozen=True)
 class Track:
-    """model: the start unless another is named. goal: the share of the test problems to solve, greedily. fixed:
-    settings that a recipe can't change. tested: those of the test alone. new: how many problems that nobody has seen
-    are tested, too; seconds: the most that a seed may take."""
+    """The start model unless another is named; the share of the test problems to solve greedily; settings that a recipe
+    can't change; those of the test alone; how many problems that nobody has seen are tested, too; a seed's limits."""
 
     model: str
     goal: float
@@ -57,14 +56,9 @@ class Track:
 
 
 EMBEDDED = Track("embedded", 0.80, {"preset": "laptop", "device": "cpu"}, {}, 1000, 3600, 8 << 30)
+GSM8K_TEST = {"examples": 0, "reward_parser": "lenient", "max_new_tokens": 300}  # nobody can make new problems
 GSM8K = Track(
-    "Qwen/Qwen2.5-Coder-0.5B-Instruct",
-    0.45,
-    {"preset": "h200", "device": "cuda"},
-    {"examples": 0, "reward_parser": "lenient", "max_new_tokens": 300},
-    new=0,  # nobody can make more of them
-    seconds=4 * 3600,
-    memory_bytes=64 << 30,
+    "Qwen/Qwen2.5-Coder-0.5B-Instruct", 0.45, {"preset": "h200", "device": "cuda"}, GSM8K_TEST, 0, 4 * 3600, 64 << 30
 )
 SLACK = 0.03  # by which new problems may miss the goal: 2.5 standard errors of 1,000
 
@@ -89,9 +83,9 @@ class Attempt:
 
 def in_short(attempts: list[Attempt]) -> str:
     """The verdict on a recipe whose seeds have all reached the goal."""
-    seconds = [attempt.seconds for attempt in attempts]
-    spread = f"{min(seconds):.1f} to {max(seconds):.1f}"
-    return f"Verified with {len(attempts)} seeds: {fmean(seconds):.1f} seconds on average ({spread})."
+    took = [attempt.seconds for attempt in attempts]
+    mean = f"{fmean(took):.1f} seconds on average ({min(took):.1f} to {max(took):.1f})"
+    return f"Verified with {len(took)} seeds: {mean}."
 
 
 def verify(recipe: Path, track: Track = EMBEDDED, model: str | None = None, seeds: int = 2) -> Iterator[Attempt]:
@@ -139,7 +133,6 @@ def stage(policy: Policy, task: Task, folder: Path) -> None:
 
 
 def box_of(track: Track, device: torch.device, folder: Path) -> Box:
-    """The box of a recipe: that of a kernel's candidate, with more of the package, time and memory."""
     box = candidate.box(device, track.memory_bytes)
     gpus = [path for path in box.devices if path[-1].isdigit()]
     if len(gpus) > 1:
