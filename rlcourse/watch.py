@@ -1,12 +1,13 @@
 """Runs that can't learn, or have stopped learning, without an error: how a run notices, and what it says.
 
-Each check returns warnings by kind; a run says each kind once, in the terminal and in warnings.jsonl. A warning says
-what happened, why, what to do, and shows one real answer.
+Each check returns warnings by kind; a run says each kind once. A warning says what happened, why, what to do, and
+shows one real answer.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from numbers import Real
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -32,10 +33,8 @@ Warnings = dict[str, str]
 
 
 def warn_of_mismatch(config: TrainConfig, exact: bool, device: torch.device) -> None:
-    """Say where the sampler's log-probs can differ from the trainer's: in 16 bits, and with vLLM in any case.
-
-    exact: whether both are exact, to the last bit.
-    """
+    """Say where the sampler's log-probs can differ from the trainer's: in 16 bits, unless both are exact, and with vLLM
+    in any case."""
     if not exact and (config.dtype != "float32" or config.engine.startswith("vllm")):
         say(
             f"Engine and trainer round differently on {device}: `mismatch_mean` in metrics.jsonl says by how much, and "
@@ -63,7 +62,7 @@ def before_training(greedy: list[Answer], groups: list[list[Answer]], config: Tr
         same = all(len(set(group)) == 1 for group in rewards)
         if config.advantage in GROUPED and same and "unreadable" not in found:
             tries = f"{len(groups)} problems, sampled {len(groups[0])} times each"
-            found |= no_signal(f"Of {tries}, none", sampled, rewards, config)
+            found |= no_signal(f"Of {tries}, none", sampled, rewards)
     return found
 
 
@@ -73,21 +72,22 @@ def after_step(
     """What the steps so far say. steps: the metrics of each; answers, rewards: those of the last one."""
     found = pays_for_form(answers, rewards, config)
     recent = steps[-WINDOW:]
-    if len(recent) == WINDOW:
-        if all(step["truncated"] > MOST for step in recent):
-            found |= cut_off(answers, config)
-        found |= apart(recent, config)
-        patience = max(WINDOW, -(-GROUPS // config.num_prompts))
-        if len(steps) >= patience and not any(had_signal(step, config) for step in steps[-patience:]):
+    if len(recent) < WINDOW:
+        return found
+    if all(step["truncated"] > MOST for step in recent):
+        found |= cut_off(answers, config)
+    found |= apart(recent, config)
+    patience = max(WINDOW, -(-GROUPS // config.num_prompts))
+    if len(steps) >= patience:
+        if not any(had_signal(step, config) for step in steps[-patience:]):
             groups = [rewards[i : i + config.num_generations] for i in range(0, len(rewards), config.num_generations)]
-            return found | no_signal(f"In each of the last {patience} steps, no group", answers, groups, config)
-        if len(steps) >= patience and config.advantage in GROUPED:
-            found |= little_signal(steps[-patience:], answers, config)
-        if all(had_signal(step, config) and (step["grad_norm"] == 0 or step["lr"] == 0) for step in recent):
-            found["no_update"] = (
-                f"The weights did not change in the last {WINDOW} steps, though rewards differ within groups: check "
-                f"--lr ({config.lr:g}), --warmup-steps and --schedule."
-            )
+            return found | no_signal(f"In each of the last {patience} steps, no group", answers, groups)
+        found |= little_signal(steps[-patience:], answers, config)
+    if all(had_signal(step, config) and (step["grad_norm"] == 0 or step["lr"] == 0) for step in recent):
+        found["no_update"] = (
+            f"The weights did not change in the last {WINDOW} steps, though rewards differ within groups: check "
+            f"--lr ({config.lr:g}), --warmup-steps and --schedule."
+        )
     return found | collapse(steps, answers)
 
 
@@ -111,7 +111,7 @@ def apart(steps: list[dict[str, Any]], config: TrainConfig) -> Warnings:
 def little_signal(steps: list[dict[str, Any]], answers: list[Answer], config: TrainConfig) -> Warnings:
     """Hardly any group has different rewards, so steps learn from a handful of answers."""
     without = sum(step["groups_without_signal"] for step in steps) / len(steps)
-    if without < LITTLE:
+    if config.advantage not in GROUPED or without < LITTLE:
         return {}
     return {
         "little_signal": f"In the last {len(steps)} steps, only {1 - without:.0%} of the groups had two answers with "
@@ -159,7 +159,7 @@ def pays_for_form(answers: list[Answer], rewards: Iterable[float], config: Train
     }
 
 
-def no_signal(whose: str, answers: list[Answer], groups: list[list[float]], config: TrainConfig) -> Warnings:
+def no_signal(whose: str, answers: list[Answer], groups: list[list[float]]) -> Warnings:
     """No rewards to compare, so no gradient: why, and what to do."""
     earned = {reward for group in groups for reward in group}
     right = sum(a.right for a in answers)
@@ -184,18 +184,15 @@ def collapse(steps: list[dict[str, Any]], answers: list[Answer]) -> Warnings:
     if len(steps) < START + WINDOW:
         return {}
 
-    def mean(name: str, some: list[dict[str, Any]]) -> float:
-        return sum(step[name] for step in some) / len(some)
+    def change(name: str) -> tuple[float, float]:
+        return fmean(step[name] for step in steps[:START]), fmean(step[name] for step in steps[-WINDOW:])
 
-    first, last = steps[:START], steps[-WINDOW:]
-    if mean("reward", last) <= mean("reward", first):
-        return {}
-    rise = f"while the mean reward rose from {mean('reward', first):.2f} to {mean('reward', last):.2f}"
+    (low, high), found = change("reward"), {}
+    rise = f"while the mean reward rose from {low:.2f} to {high:.2f}"
     advice = "Look at the samples: if it earns without solving, fix the reward; else try a lower --lr"
-    found = {}
     for name, limit, unit in (("length", SHORT, "tokens per answer"), ("entropy", SURE, "nats of entropy per token")):
-        before, now = mean(name, first), mean(name, last)
-        if now < limit * before:
+        before, now = change(name)
+        if high > low and now < limit * before:
             found[f"{name}_collapse"] = (
                 f"Down from {before:.3g} to {now:.3g} {unit} {rise}. The policy may be collapsing onto one kind of "
                 f"answer. {advice}. For example: {quoted(answers[0])}"
