@@ -80,8 +80,11 @@ def model_card(runs: list[Run], name: str, prompt: str, terms: dict[str, str]) -
     parts = [f"# {name.rpartition('/')[2]}", introduction(run), usage(run, name, prompt)]
     if run.summary:
         parts += [results(runs), *samples(run.summary["after"].get("samples", []))]
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "peft"))
+    parts += [f"## Repeat it\n\n```bash\n{repeat_command(run)}\n```"]
+    parts += [f"Published with rlcourse {__version__}, {versions}."]  # as installed here
     license = terms.get("license_name", terms.get("license", "unknown"))
-    parts += [repetition(run), f"## License\n\nThe base model's license also covers these weights: {license}."]
+    parts += [f"## License\n\nThe base model's license also covers these weights: {license}."]
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n")
 
 
@@ -130,10 +133,11 @@ def results(runs: list[Run]) -> str:
         header += [f"after, mean of seeds {', '.join(seeds)} (min–max)"]
         notes += f" The weights are those of seed {seeds[0]}."
     rows = [header, ["---", *["--:"] * (len(header) - 1)]]
-    for name in (name for name in forms if name in after):
-        numbers = [with_error(when[name], forms[name], name in SHARES and problems) for when in (before, after)]
-        spread = mean_and_range([run.summary["after"][name] for run in runs], forms[name])
-        rows += [[name.replace("_", " "), *numbers, spread][: len(header)]]
+    for name, form in forms.items():
+        if name in after:
+            numbers = [with_error(when[name], form, name in SHARES and problems) for when in (before, after)]
+            spread = mean_and_range([run.summary["after"][name] for run in runs], form)
+            rows += [[name.replace("_", " "), *numbers, spread][: len(header)]]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return f"## Results\n\n{table}\n\n{notes}\n\n![Learning curve](curve.png)"
 
@@ -154,21 +158,11 @@ def mean_and_range(values: list[float | None], form: str) -> str:
 
 
 def samples(found: list[dict[str, Any]]) -> list[str]:
-    """The first test problems with the trained model's answers, as paragraphs."""
-    parts = (
-        ["## Samples", "Test problems and the model's greedy answers, up to 1,500 characters of each:"] if found else []
-    )
+    parts = ["## Samples", "Test problems and the model's greedy answers, up to 1,500 characters of each:"]
     for sample in found[:4]:
         question, answer = (textwrap.indent(sample[key][:1500], "    ", bool) for key in ("question", "text"))
         parts += [question, f"**{'Right' if sample['right'] else 'Wrong'}:**", answer]
-    return parts
-
-
-def repetition(run: Run) -> str:
-    """The command that repeats the run, and the libraries' versions."""
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "peft"))
-    with_these = f"rlcourse {__version__}, {versions}"  # which need not be installed
-    return f"## Repeat it\n\n```bash\n{repeat_command(run)}\n```\n\nPublished with {with_these}."
+    return parts if found else []
 
 
 def repeat_command(run: Run) -> str:
@@ -183,8 +177,7 @@ def repeat_command(run: Run) -> str:
     words = ["rlcourse", run.config.command]
     for name, value in given.items():
         flag = name.replace("_", "-")
-        switch = f"--{flag}" if value else f"--no-{flag}"
-        words += [switch] if isinstance(value, bool) else [f"--{flag}", str(public(value))]
+        words += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(public(value))]
     return shlex.join(words)
 
 

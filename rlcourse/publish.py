@@ -26,11 +26,9 @@ MAY_DIFFER = (*PRIVATE, "seed", "device", "save_every")  # settings that may dif
 
 
 def publish(paths: list[Path], to: Path | None, hub: str | None) -> str:
-    """Publish the first run's last checkpoint, and return what to tell the user. The other runs are other seeds of it.
-
+    """Publish the first run's last checkpoint; the other runs are other seeds of it. Returns what to tell the user.
     Raises ValueError or OSError for runs that can't be published or a place that can't be written to, RuntimeError if
-    what was written doesn't match the checkpoint.
-    """
+    what was written doesn't match the checkpoint."""
     if to is None and hub is None:
         raise ValueError("Say where to publish: --to FOLDER, --hub NAME, or both.")
     runs = [read_run(path) for path in paths]
@@ -136,18 +134,14 @@ def full_name(hub: str) -> str:
 
 
 def save_model(policy: Policy, output: Path) -> None:
-    """Write model and tokenizer to `output`, which is empty or not there."""
     with new_folder(output) as aside:
         policy.model.save_pretrained(aside)
         policy.tokenizer.save_pretrained(aside)
 
 
 def merge_adapter(place: Path, output: Path) -> Path:
-    """Write the model that an adapter makes of its base to `output`.
-
-    place: the adapter's folder, or that of a run: then it is the last checkpoint. Returns the adapter's folder. Raises
-    FileNotFoundError or ValueError, in one sentence, if there is no adapter or it cannot be read.
-    """
+    """Write the model that an adapter makes of its base to `output`. place: the adapter's folder, or that of a run, for
+    its last checkpoint. Returns the adapter's folder. Raises FileNotFoundError or ValueError if it can't be read."""
     folder = latest_checkpoint(place) if (place / "checkpoints").is_dir() else place
     if not is_adapter(folder):
         whole = (folder / "config.json").is_file()
