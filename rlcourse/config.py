@@ -1,7 +1,5 @@
-"""Every setting of a training run in one dataclass, the presets that fill it, and the algorithms as sets of switches.
-
-A preset is data: a dictionary of fields. So is an algorithm: GRPO, Dr. GRPO, DAPO and the rest are one trainer with
-different switches. What is set by hand overrides the algorithm, which overrides the preset.
+"""Every setting of a training run in one dataclass, and the algorithms as sets of switches: GRPO, Dr. GRPO, DAPO and
+the rest are one trainer. What is set by hand overrides the algorithm, which overrides the preset.
 
 With one update a rollout the importance ratio is exactly 1: clips and sequence ratios then change nothing, GSPO is GRPO
 and CISPO is DAPO without its sampling. So PPO, GSPO and CISPO make two updates; `minibatches 1` turns that off.
@@ -216,23 +214,19 @@ class TrainConfig(Settings):
         return Sampling(self.temperature, self.top_k, self.top_p)
 
     @property
-    def dynamic_sampling(self) -> bool:
-        """Whether groups without signal are sampled anew."""
+    def dynamic_sampling(self) -> bool:  # whether groups without signal are sampled anew
         return self.leave_out in ("groups", "both")
 
     @property
-    def mask_truncated(self) -> bool:
-        """Whether completions that hit the token limit are out of the loss."""
+    def mask_truncated(self) -> bool:  # whether completions that hit the token limit are out of the loss
         return self.leave_out in ("truncated", "both")
 
     @property
-    def rows(self) -> int:
-        """Completions a step."""
+    def rows(self) -> int:  # completions per step
         return self.num_prompts * self.num_generations
 
     @property
-    def needs_reference(self) -> bool:
-        """Whether a frozen copy of the starting policy is kept."""
+    def needs_reference(self) -> bool:  # a frozen copy of the starting policy
         return self.kl_coef is not None
 
     @property
@@ -272,10 +266,8 @@ class TrainConfig(Settings):
 
 
 def make_config(preset: str = "laptop", **overrides: Any) -> TrainConfig:
-    """A checked config: a preset, overridden by its algorithm's switches, overridden by `overrides`.
-
-    Raises ValueError, in one sentence, for an unknown preset, algorithm, field or choice, or a value out of range.
-    """
+    """A checked config: a preset, overridden by its algorithm's switches, overridden by `overrides`. Raises ValueError,
+    in one sentence, for an unknown preset, algorithm, field or choice, or a value out of range."""
     settings = TrainConfig.check_settings({"preset": preset} | overrides)
     values = PRESETS[preset] | settings
     algorithm = values.get("algorithm", "dr_grpo")

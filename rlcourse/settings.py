@@ -81,8 +81,9 @@ class Settings:
             if name not in known:
                 raise ValueError(f"Unknown setting {shown(name)}: `rlcourse {cls.command} --help` lists them all.")
         checked = {name: check_setting(known[name], value) for name, value in settings.items()}
-        if checked.get("name") is not None:
-            check_name(checked["name"])
+        name = checked.get("name") or ""
+        if name in (".", "..") or "/" in name or "\\" in name or len(name.encode()) > 200:
+            raise ValueError(f"name must be that of a folder in --output, without / and \\, not {shown(name)}.")
         return checked
 
     def check(self) -> None:
@@ -91,12 +92,6 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         return dict(vars(self))
-
-
-def check_name(name: str) -> None:
-    """Raise ValueError for a name that would lead out of its folder, or that no folder can have."""
-    if name in (".", "..") or "/" in name or "\\" in name or len(name.encode()) > 200:
-        raise ValueError(f"name must be that of a folder in --output, without / and \\, not {shown(name)}.")
 
 
 def is_address(text: str) -> bool:
