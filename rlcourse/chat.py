@@ -22,11 +22,9 @@ ASKED, ANSWERED = "1+1?", "It is 2."
 
 def write_chats(tokenizer: PreTrainedTokenizerBase, chats: list[Messages], open_turn: bool = True) -> list[str]:
     """Each chat as the tokenizer's template writes it, with or without the open turn of an answer. Where it has no
-    system turns, an instruction comes before the first question.
-
-    Raises ValueError if there's no template, or it refuses a chat, or leaves out or changes a turn; or for a text that
-    holds a special token, which would begin or end a turn.
-    """
+    system turns, an instruction comes before the first question. Raises ValueError if there's no template, or it
+    refuses a chat, or leaves out or changes a turn; or for a text that holds a special token, which would begin or end
+    a turn."""
     if tokenizer.chat_template is None:
         raise ValueError("The model's tokenizer has no chat template: use an instruction-tuned model.")
     every = "\n".join(message["content"] for chat in chats for message in chat)
@@ -41,19 +39,17 @@ def write_chats(tokenizer: PreTrainedTokenizerBase, chats: list[Messages], open_
         raise ValueError(
             f"The model's chat template refuses a chat ({why}): change the chat or the template."
         ) from None
-    for chat, text in zip(chats, texts, strict=True):
-        end = 0
+    for chat, rest in zip(chats, texts, strict=True):
         for message in chat:
             content = message["content"].strip()  # Llama's template strips, too
             if "\n" in content:  # but an indented first line
                 content = message["content"].rstrip().lstrip("\n")
-            start = text.find(content, end)
-            if start < 0:
+            _, found, rest = rest.partition(content) if content else ("", True, rest)
+            if not found:
                 raise ValueError(
                     f"The model's chat template leaves out or changes a part of the {message['role']} turn "
                     f"{shown(content)}: correct chat_template.jinja, or leave that part out yourself."
                 )
-            end = start + len(content)
     return texts
 
 

@@ -32,12 +32,9 @@ def answer_problems(
     progress: str | None = None,
     seed: int = 0,
 ) -> list[list[Answer]]:
-    """`num_generations` answers to each problem, in their order.
-
-    Sampling has a random state of its own, begun with `seed`, so an evaluation never changes the training that follows.
-    progress: the label of a progress bar; None for no bar. Raises ValueError if there are no problems or too few
-    positions for one, RuntimeError if probabilities aren't finite.
-    """
+    """`num_generations` answers to each problem, in their order. Sampling has a random state of its own, begun with
+    `seed`: an evaluation never changes the training that follows. progress: the label of a progress bar, if any. Raises
+    ValueError without problems or positions for one, RuntimeError if probabilities aren't finite."""
     if not problems:
         raise ValueError("There are no problems to answer.")
     prompts = prompts_of(task, problems, policy)
@@ -73,10 +70,8 @@ def answer_test(
     greedy = answer_problems(policy, engine, task, problems, config.max_new_tokens, progress=f"test {when}".strip())
     if not config.pass_k:
         return greedy, []
-    few = problems[:PASS_K_PROBLEMS]
-    settings = {"sampling": config.sampling, "num_generations": config.pass_k, "progress": f"pass@k {when}".strip()}
-    settings["seed"] = config.seed
-    return greedy, answer_problems(policy, engine, task, few, config.max_new_tokens, **settings)
+    asked = policy, engine, task, problems[:PASS_K_PROBLEMS], config.max_new_tokens
+    return greedy, answer_problems(*asked, config.sampling, config.pass_k, f"pass@k {when}".strip(), config.seed)
 
 
 def summarize_test(greedy: list[list[Answer]], sampled: list[list[Answer]]) -> dict[str, Any]:
@@ -84,10 +79,8 @@ def summarize_test(greedy: list[list[Answer]], sampled: list[list[Answer]]) -> d
     result = {"problems": len(greedy)} | summarize(greedy)
     if sampled:
         result |= mean_pass_at_k(sampled)
-    samples = [
-        {"question": a.problem.question, "gold": a.problem.gold, "text": a.text, "right": a.right}
-        for (a, *_) in greedy[:8]
-    ]
+    few = [a for a, *_ in greedy[:8]]
+    samples = [{"question": a.problem.question, "gold": a.problem.gold, "text": a.text, "right": a.right} for a in few]
     return result | {"samples": samples}
 
 

@@ -36,13 +36,9 @@ class LLM:
     """
 
     def __init__(
-        self,
-        model: str = "embedded",
-        engine: str = "fast",
-        dtype: str | None = None,
-        device: str = "auto",
+        self, model: str = "embedded", engine: str = "fast", dtype: str | None = None, device: str = "auto",
         cache_gb: float = 0.0,
-    ):
+    ):  # fmt: skip
         found = find_device(make_config(device=device, engine=engine, cache_gb=cache_gb))
         dtype = dtype or ("bfloat16" if found.type == "cuda" else "float32")
         make_config(dtype=dtype)  # refuses what is no dtype
@@ -76,10 +72,8 @@ class LLM:
         if not rollout.logprobs.isfinite().all():
             raise RuntimeError("The model's probabilities are not finite: use another checkpoint.")
         texts = self.policy.texts(rollout.completion_ids, rollout.completion_mask)
-        rows = zip(
-            texts, rollout.completion_ids.tolist(), rollout.logprobs.tolist(), rollout.completion_lengths.tolist(),
-            rollout.finished.tolist(), strict=True,
-        )  # fmt: skip
+        of_rows = rollout.completion_ids, rollout.logprobs, rollout.completion_lengths, rollout.finished
+        rows = zip(texts, *(of.tolist() for of in of_rows), strict=True)
         found = [Completion(text, tokens[:n], logprobs[:n], finished) for text, tokens, logprobs, n, finished in rows]
         return [found[first : first + num_generations] for first in range(0, len(found), num_generations)]
 

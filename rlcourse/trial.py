@@ -1,8 +1,6 @@
-"""Try a model before trusting it: does training compute what the model itself computes?
-
-A library's model may cap or scale its logits, drop activations at random, or look at padding. So a few tokens go
-through the model as it comes, and as training sends them through: that needs no list of architectures.
-"""
+"""Try a model before trusting it: does training compute what the model itself computes? It may cap or scale its logits,
+drop activations at random, or look at padding. So a few tokens go through the model as it comes, and as training sends
+them through: that needs no list of architectures."""
 
 import sys
 import warnings
@@ -26,10 +24,10 @@ RANDOM = ("drop", "jitter")  # parts of the names of what a module does at rando
 
 def try_model(model: PreTrainedModel, tokens: list[int], pad_id: int) -> None:
     """Turn off what the model does at random in training, and compare its own log-probs with the trainer's: with chunks
-    and padding, and with gradient checkpointing in training mode.
+    and padding, and with gradient checkpointing in training mode. tokens: two or more of an ordinary text.
 
-    tokens: some of an ordinary text, two at least. Where only the head differs, training takes the model's own logits,
-    with a warning on stderr. Raises ValueError if even those differ.
+    Where only the head differs, training takes the model's own logits, with a warning on stderr. Raises ValueError if
+    even those differ.
     """
     silence(model)
     kind, tokens = model.config.model_type, tokens[:TOKENS]
@@ -39,11 +37,9 @@ def try_model(model: PreTrainedModel, tokens: list[int], pad_id: int) -> None:
     compared[1, -1] = False
 
     def differs() -> bool:
-        def pick(of_ids: Tensor) -> Tensor:
-            return of_ids[:, :-1][compared]
-
+        picked = lambda of_ids: of_ids[:, :-1][compared], ids[:, 1:][compared]
         try:
-            found, _ = logprobs_and_states(model, pick, ids[:, 1:][compared], Sampling(), 5, False, input_ids=ids)
+            found, _ = logprobs_and_states(model, *picked, Sampling(), 5, False, input_ids=ids)
         except Exception:  # of a model that has no such parts
             return True
         return not (found - expected.expand(2, -1)[compared]).abs().max() <= TOLERANCE
@@ -84,8 +80,8 @@ def try_model(model: PreTrainedModel, tokens: list[int], pad_id: int) -> None:
 
 
 def sampled(model: PreTrainedModel, tokens: Tensor, pad_id: int) -> Tensor:
-    """The log-probs [vocabulary] after these tokens as `generate` has them: with padding before, the last one read with
-    a cache."""
+    """Log-probs [vocabulary] after these tokens as `generate` has them: with padding before, the last one read with a
+    cache."""
     prompt, last = tokens[:-1], tokens[-1].item()
     ids = torch.stack([torch.cat([prompt.new_full((2,), pad_id), prompt]), torch.cat([prompt[:2], prompt])])
     mask = torch.ones_like(ids)
@@ -140,6 +136,5 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
 @contextmanager
 def without_renaming() -> Iterator[None]:
     """Within, no warning that transformers 5.23 renames gradient checkpointing: older ones have the old name."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
         yield
