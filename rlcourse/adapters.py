@@ -20,7 +20,6 @@ MEANT = {
     "r", "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "use_rslora", "init_lora_weights",
     "rank_pattern", "alpha_pattern", "layers_to_transform", "layers_pattern",
 }  # fmt: skip
-INITS = True, False, "gaussian", "orthogonal"  # the values of init_lora_weights that leave the base alone
 COPY_ADAPTER = "copy the adapter's files again"
 
 
@@ -57,11 +56,11 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> nn.Module:
 def check_options(file: Path) -> None:
     """Raise ValueError for an adapter's config that asks for anything but W + s B A of some layers."""
     options, usual = read_json(file, COPY_ADAPTER), LoraConfig().to_dict()
+    # Other initial weights change the base.
+    only = {"init_lora_weights": (True, False, "gaussian", "orthogonal"), "peft_type": ("LORA",)}
     for name, value in options.items():
         fits = name in MEANT or value == usual.get(name) or value in (None, False, [], {})
-        if (name == "init_lora_weights" and value not in INITS) or (name == "peft_type" and value != "LORA"):
-            fits = False
-        if not fits:
+        if not fits or (name in only and value not in only[name]):
             raise ValueError(f"{file} has {name} {value!r}, which is not plain LoRA: merge it with peft first.")
 
 
