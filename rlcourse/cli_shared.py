@@ -148,8 +148,7 @@ def silence() -> Iterator[None]:
     try:
         for number in stops:
             signal.signal(number, raise_terminated)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logging.disable(before)
