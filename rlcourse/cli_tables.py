@@ -46,8 +46,7 @@ def print_samples(result: dict[str, Any]) -> None:
 
 
 def print_summary(summary: dict[str, Any], title: str) -> None:
-    """What a run achieved: some answers of the trained model, what was measured before and after, warnings again, how
-    long it took, in how many steps the weights changed, and where the results are."""
+    """What a run achieved: answers, what was measured before and after, warnings again, and where the results are."""
     before, after, metrics = summary["before"], summary["after"], summary["metrics"]
     print_samples(after)
     table = Table("measure", "before", "after", title=title)
@@ -59,10 +58,7 @@ def print_summary(summary: dict[str, Any], title: str) -> None:
     for text in summary["warnings"].values():
         console.print(f"[yellow]Warning:[/yellow] {escape(text)}", highlight=False)
     weights = f"The weights changed in {'all' if changed == steps else f'{changed} of'} {steps} steps."
-    color = "" if changed else "[red]"
-    console.print(
-        f"{steps} steps in {summary['wall_seconds']:.0f} s. {color}{weights}{color and '[/red]'} "
-        f"Curve, metrics, samples and checkpoints are in {escape(summary['folder'])}.",
-        highlight=False,
-        soft_wrap=True,
-    )
+    weights = weights if changed else f"[red]{weights}[/red]"
+    took, place = f"{steps} steps in {summary['wall_seconds']:.0f} s.", escape(summary["folder"])
+    said = f"{took} {weights} Curve, metrics, samples and checkpoints are in {place}."
+    console.print(said, highlight=False, soft_wrap=True)
