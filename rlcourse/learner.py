@@ -1,6 +1,7 @@
 """What learns: the policy, what an algorithm needs beside it, and the optimizer; and what it computes for a step."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -61,30 +62,25 @@ class Learner:
         """Whether the log-probs are those of the exact engine, to the last bit."""
         return self.policy_pass.exact
 
-    @torch.no_grad()
     def values(self, rollout: Rollout) -> Tensor:
         """The value of the state before each completion token, [rows, T], 0 beyond a completion."""
-        values = torch.zeros_like(rollout.logprobs)
-        for rows in self._micro_batches(rollout, self.policy_pass):
-            part = rollout[rows]
-            hidden = self.policy_pass.hidden_states(part)
-            values[rows, : hidden.shape[1]] = self.value_head(hidden) * part.completion_mask
-        return self.world.all_reduce(values)
+        one, head = self.policy_pass, self.value_head
+        return self._by_rows(rollout, one.exact, lambda part: head(one.hidden_states(part)) * part.completion_mask)
 
-    @torch.no_grad()
     def reference_logprobs(self, rollout: Rollout) -> Tensor:
         """The frozen reference's log-prob of each completion token, [rows, T]."""
-        config, logprobs = self.config, torch.zeros_like(rollout.logprobs)
-        for rows in self._micro_batches(rollout, self.reference_pass):
-            part = rollout[rows]
-            found, _ = self.reference_pass.token_logprobs(part, config.sampling, config.logprob_chunk)
-            logprobs[rows, : found.shape[1]] = found
-        return self.world.all_reduce(logprobs)
+        one, how = self.reference_pass, (self.config.sampling, self.config.logprob_chunk)
+        return self._by_rows(rollout, one.exact, lambda part: one.token_logprobs(part, *how)[0])
 
-    def _micro_batches(self, rollout: Rollout, model_pass: Any) -> tuple[Tensor, ...]:
-        """All rows of the rollout; of several ranks this one's."""
+    @torch.no_grad()
+    def _by_rows(self, rollout: Rollout, exact: bool, compute: Callable[[Rollout], Tensor]) -> Tensor:
+        """What `compute` returns of each micro-batch, together: [rows, T]. Ranks share the rows."""
+        found = torch.zeros_like(rollout.logprobs)
         every = torch.arange(len(rollout.lengths), device=rollout.ids.device)
-        return batches_of(every, rollout, self.config, model_pass.exact, self.world)
+        for rows in batches_of(every, rollout, self.config, exact, self.world):
+            of_rows = compute(rollout[rows])
+            found[rows, : of_rows.shape[1]] = of_rows
+        return self.world.all_reduce(found)
 
 
 def new_optimizer(groups: list[dict[str, Any]], config: Any) -> torch.optim.AdamW:
