@@ -20,7 +20,7 @@ from rlcourse.sft.config import SFTConfig
 from rlcourse.sft.config import make_config as make_sft_config
 
 BEGAN = time.perf_counter()  # a run's clock starts here, before torch is imported
-
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint, with its settings.")]
 
 app = App(
     cls=Group,
@@ -48,9 +48,7 @@ def root(
 @takes_settings
 def train(
     settings: dict[str, Any],
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the run's last checkpoint, with its settings.")
-    ] = False,
+    resume: Resume = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Take a few steps, print what the run would be like, and exit.")
     ] = False,
@@ -86,12 +84,7 @@ def evaluate(settings: dict[str, Any]):
 
 @app.command(epilog="Example: rlcourse sft --data minigsm --steps 25")
 @partial(takes_settings, kind=SFTConfig)
-def sft(
-    settings: dict[str, Any],
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the run's last checkpoint, with its settings.")
-    ] = False,
-):
+def sft(settings: dict[str, Any], resume: Resume = False):
     """Fine-tune a language model on worked answers.
 
     Without `--data` it learns those of the embedded task. A line of `--data` is {"prompt": "...", "answer": "..."} or
@@ -160,8 +153,8 @@ def speedrun(
     track = verifier.GSM8K if gsm8k else verifier.EMBEDDED
     attempts = []
     for attempt in verifier.verify(recipe.expanduser(), track, model, seeds):
-        attempts.append(attempt)
         print(attempt)
+        attempts.append(attempt)
     print(verifier.in_short(attempts))
 
 
@@ -195,9 +188,7 @@ def grade(
 
 
 @app.command(epilog="Example: rlcourse lab --port 8889")
-def lab(
-    port: Annotated[int, typer.Option("--port", help="Port of the server.", min=1, max=65535)] = 8888,
-):
+def lab(port: Annotated[int, typer.Option("--port", help="Port of the server.", min=1, max=65535)] = 8888):
     """Open the course's notebooks in JupyterLab."""
     from rlcourse.course.lab import lab
 
