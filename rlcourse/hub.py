@@ -10,7 +10,7 @@ SECONDS = 5  # for the hub to answer at all
 
 def load_rows(name: str, remedy: str, *options: str, **more: str) -> Any:
     """A data set of the hub, as `datasets.load_dataset` has it. remedy: what to do without a network. Raises
-    ConnectionError if it can't be read."""
+    ConnectionError."""
     import datasets
 
     try:

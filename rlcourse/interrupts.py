@@ -31,11 +31,9 @@ class StopAfterStep:
     the first may stop between steps."""
 
     def __init__(self, world: OneProcess = ALONE):
-        self.world = world
+        self.world, self.inside, self.asked, self.previous = world, False, None, {}
 
     def __enter__(self) -> "StopAfterStep":
-        self.inside, self.asked = False, None
-        self.previous = {}
         try:
             for number in (signal.SIGINT, *STOPS):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has SIGHUP

@@ -5,18 +5,14 @@ import time
 
 
 def spare_busy_cores() -> None:
-    """Let OpenMP's waiting threads sleep if other programs are running now. Call it before torch is imported.
-
-    They spin otherwise, which is fastest on cores of their own; where another program has one of two cores, it makes a
-    training step several times slower. OMP_WAIT_POLICY stays as it is if it's set.
-    """
+    """Let OpenMP's waiting threads sleep if other programs are running now; called before torch is imported. They spin
+    otherwise, which makes a step several times slower where another program has one of two cores."""
     if _cores_are_taken():
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # OpenMP reads it when torch is loaded
 
 
 def _cores_are_taken() -> bool:
-    """Whether more than half of the cores are busy, ours included, now and 50 ms later. False if the system doesn't
-    say."""
+    """Whether more than half of the cores are busy, ours included, now and 50 ms later. False if unknown."""
     for _ in range(5):
         try:
             with open("/proc/loadavg") as file:

@@ -24,14 +24,11 @@ def check_launch(config: Any) -> None:
             )
         return
     if config.device != "cpu" and torch.cuda.is_available() and torch.cuda.device_count() < here:
-        raise ValueError(
-            f"{here} processes need a GPU each, and there are {torch.cuda.device_count()}: lower --nproc-per-node."
-        )
+        found = torch.cuda.device_count()
+        raise ValueError(f"{here} processes need a GPU each, and there are {found}: lower --nproc-per-node.")
     if config.num_prompts < size:
-        raise ValueError(
-            f"Prompts are split by rank, and num_prompts {config.num_prompts} are fewer than {size} processes: raise "
-            "it."
-        )
+        few = f"num_prompts {config.num_prompts} are fewer than {size} processes"
+        raise ValueError(f"Prompts are split by rank, and {few}: raise it.")
 
 
 @contextmanager
