@@ -153,7 +153,6 @@ class Trainer(TrainingLoop):
     def __init__(self, run: RunFolder, device: torch.device, world: OneProcess = ALONE):
         config, task, initial = run.config, task_of(run.config), None
         self.setup(run, device, world)
-        run.warn(0, overlaps(task))
         training_task = task
         if config.judge is not None:
             from rlcourse.tasks.llm_judge import with_judge  # a laptop has none
@@ -175,7 +174,8 @@ class Trainer(TrainingLoop):
         self.engine, self.task, self.training_task = world.shared(engine, task, training_task)
         kept = short_enough(task.problems("train"), task, self.policy, config)
         why = f"training problems, whose prompts have more than {config.max_prompt_tokens} tokens"
-        self.run.warn(0, left_out(len(kept), len(task.problems("train")), why, "raise --max-prompt-tokens"))
+        few = left_out(len(kept), len(task.problems("train")), why, "raise --max-prompt-tokens")
+        run.warn(0, overlaps(task) | few)
         self.data_sampler, self.data_digest = PromptSampler(kept, config.seed), fingerprint(task, self.policy)
         if config.needs_reference and not config.lora_rank:
             self.reference_digest = (initial or self.policy).weights_digest
@@ -192,9 +192,9 @@ class Trainer(TrainingLoop):
         return {name: in_format(metrics[name], ".2f") for name in ("reward", *islice(self.metrics, 2))}
 
     def validate(self) -> dict[str, Any]:
-        problems = self.task.problems("validation")[: self.config.eval_validation]
-        answers = answer_problems(self.policy, self.engine, self.task, problems, self.config.max_new_tokens)
-        return summarize(answers) | {"seconds": time.perf_counter() - self.clock}
+        problems, limit = self.task.problems("validation")[: self.config.eval_validation], self.config.max_new_tokens
+        found = summarize(answer_problems(self.policy, self.engine, self.task, problems, limit))
+        return found | {"seconds": time.perf_counter() - self.clock}
 
     def test(self, when: str) -> dict[str, Any]:
         with self.spent("evaluation"):
