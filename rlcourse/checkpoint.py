@@ -49,29 +49,23 @@ def saving_in_background(training: Any) -> Iterator[None]:
     """Write a checkpoint while something else runs that leaves model and optimizer alone."""
     training.seconds = time.perf_counter() - training.clock
     began, head = time.perf_counter(), training.value_head
-    state = {
-        "step": training.step,
-        "optimizer": training.optimizer.state_dict(),
-        "value_head": head and head.state_dict(),
-        "random": {"cpu": torch.get_rng_state()},
-        "sampled": training.data_sampler.position,
-        "seconds": training.seconds,
-        "spent": dict(training.spent.seconds),
-        "before": training.test_before,
-    }
+    state = {"step": training.step, "seconds": training.seconds, "before": training.test_before}
+    state |= {"optimizer": training.optimizer.state_dict(), "value_head": head and head.state_dict()}
+    state |= {"sampled": training.data_sampler.position, "spent": dict(training.spent.seconds)}
+    state["random"] = {"cpu": torch.get_rng_state()}
     if training.device.type == "cuda":
         state["random"]["cuda"] = torch.cuda.get_rng_state(training.device)
     policy, state = training.world.gather_state(training.policy, state)
     with ThreadPoolExecutor(1) as aside:
-        writing = None
+        writing = []
         if training.world.rank == 0:  # the others have the same
             state["belongs_to"] = belongs_to(training, digest(policy.model))
-            writing = aside.submit(save_checkpoint, training.run.path, training.step, policy, state)
+            writing = [aside.submit(save_checkpoint, training.run.path, training.step, policy, state)]
         busy = time.perf_counter()
         yield
         busy = time.perf_counter() - busy
-        if writing is not None:
-            writing.result()
+        for written in writing:
+            written.result()
     training.spent.seconds["saving"] += time.perf_counter() - began - busy
 
 
