@@ -44,10 +44,9 @@ def publish(paths: list[Path], to: Path | None, hub: str | None) -> str:
         if hub:
             HfApi().create_repo(hub, exist_ok=True)
             HfApi().upload_folder(repo_id=hub, folder_path=folder, commit_message="Publish with rlcourse")
-    places = " and ".join(str(place) for place in (to, hub) if place)
-    command = f"rlcourse {runs[0].config.command} --resume"
-    unfinished = "" if runs[0].summary else f" The run isn't finished: `{command}` goes on."
-    return f"The model from {runs[0].path.name}, {runs[0].steps}, is in {places}.{unfinished}"
+    run, places = runs[0], " and ".join(str(place) for place in (to, hub) if place)
+    unfinished = "" if run.summary else f" The run isn't finished: `rlcourse {run.config.command} --resume` goes on."
+    return f"The model from {run.path.name}, {run.steps}, is in {places}.{unfinished}"
 
 
 def read_run(path: Path) -> Run:
@@ -117,9 +116,7 @@ def check_model(folder: Path, policy: Policy, base: str, prompt: str) -> None:
     ]
     same_ends = model.generation_config.eos_token_id == policy.eos_ids
     if not (same_ends and torch.equal(*logits) and loaded[1].chat_template == policy.tokenizer.chat_template):
-        raise RuntimeError(
-            "The files' logits, end tokens or chat template aren't the checkpoint's: nothing was published."
-        )
+        raise RuntimeError("The files' logits, ends or chat template are not the checkpoint's: nothing was published.")
 
 
 def full_name(hub: str) -> str:
