@@ -30,15 +30,8 @@ def make_policy(seed: int = 0, tied: bool = True, architecture: str = "qwen2", *
     """A small Qwen2, Qwen3 or Llama whose next-token distribution is far from uniform, so that mistakes show."""
     tokenizer = copy.deepcopy(_tokenizer())
     torch.manual_seed(seed)
-    sizes = dict(
-        vocab_size=len(tokenizer),
-        max_position_embeddings=256,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 256, "num_hidden_layers": 2, "hidden_size": 32}
+    sizes |= {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
     tokens = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     details = tokens | sizes | FAMILIES[architecture] | shape
     config = AutoConfig.for_model(architecture, tie_word_embeddings=tied, initializer_range=0.3, **details)

@@ -20,11 +20,9 @@ FINISHED = [True, True, False, True]
 
 def random_rollout(rows: int, seed: int) -> Rollout:
     chance = random.Random(seed)
-    pairs = [([chance.randint(1, 99) for _ in range(chance.randint(1, 9))] for _ in range(2)) for _ in range(rows)]
-    pairs = [(prompt, completion) for prompt, completion in pairs]
-    return rollout_of(
-        pairs, [[-chance.random() for _ in c] for _, c in pairs], [chance.random() < 0.5 for _ in pairs], pad=77
-    )
+    pairs = [[[chance.randint(1, 99) for _ in range(chance.randint(1, 9))] for _ in range(2)] for _ in range(rows)]
+    logprobs = [[-chance.random() for _ in completion] for _, completion in pairs]
+    return rollout_of(pairs, logprobs, [chance.random() < 0.5 for _ in pairs], pad=77)
 
 
 def assert_tight(rollout: Rollout) -> None:

@@ -85,16 +85,9 @@ def test_loss_and_gradient_equal_those_of_trl(loss_type, level, clip_high, kl_co
     old, ref = -2 - noise[0].abs(), -2 - noise[1].abs()
     ours, theirs = ((old + 0.3 * noise[2]).requires_grad_() for _ in range(2))
 
-    per_token, clipped = losses.token_loss(
-        ours,
-        old,
-        ADVANTAGES,
-        MASK,
-        surrogate="cispo" if loss_type == "cispo" else "clip",
-        ratio=level,
-        clip_low=0.1,
-        clip_high=clip_high,
-    )
+    switches = {"surrogate": "cispo" if loss_type == "cispo" else "clip", "ratio": level}
+    switches |= {"clip_low": 0.1, "clip_high": clip_high}
+    per_token, clipped = losses.token_loss(ours, old, ADVANTAGES, MASK, **switches)
     per_token = per_token + kl_coef * losses.kl_estimate(ours, ref, MASK)
     how = AGGREGATION[loss_type]
     loss = losses.aggregate(per_token, MASK, how, rows=ROWS, tokens=int(MASK.sum()), max_new_tokens=LIMIT)

@@ -20,16 +20,9 @@ TOGETHER = 112  # rows of the largest micro-batch there
 
 
 def qwen2_config(shape: ModelShape) -> Qwen2Config:
-    return Qwen2Config(
-        num_hidden_layers=shape.layers,
-        hidden_size=shape.hidden,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        intermediate_size=shape.intermediate,
-        vocab_size=shape.vocabulary,
-        tie_word_embeddings=shape.tied,
-    )
+    sizes = {"num_hidden_layers": shape.layers, "hidden_size": shape.hidden, "intermediate_size": shape.intermediate}
+    heads = {"num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim}
+    return Qwen2Config(**sizes, **heads, vocab_size=shape.vocabulary, tie_word_embeddings=shape.tied)
 
 
 @pytest.mark.parametrize(("tied", "head_dim"), [(True, 8), (False, 24)])  # 24: queries wider than the hidden state

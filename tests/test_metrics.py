@@ -34,24 +34,13 @@ def test_metrics_are_means_over_all_that_was_sampled():
     texts = ["#### 7", "is 7", "#### 8", "#### 7", "#### 7", "is it 7"]
     answers = [answer(text, tokens, tokens < 10) for text, tokens in zip(texts, [3, 5, 4, 10, 1, 7], strict=True)]
     logprobs = [[-1.0, -2.0, -4.0], [-8.0], [-0.5], [-0.25, -16.0], [0.0], [-32.0]]
-    metrics = rollout_metrics(
-        sampled(answers, [1.0, 0.0, 0.5, 0.5, 0.25, 0.25], logprobs), make_config(num_generations=2)
-    )
-    assert metrics == pytest.approx(
-        {
-            "reward": 2.5 / 6,
-            "reward_std": (sum(r * r for r in (1, 0, 0.5, 0.5, 0.25, 0.25)) / 6 - (2.5 / 6) ** 2) ** 0.5,
-            "accuracy": 2 / 6,
-            "accuracy_lenient": 4 / 6,
-            "formatted": 3 / 6,
-            "truncated": 1 / 6,
-            "length": 30 / 6,
-            "length_right": (3 + 1) / 2,
-            "length_wrong": (5 + 4 + 10 + 7) / 4,
-            "groups_without_signal": 2 / 3,
-            "entropy": 63.75 / 9,
-        }
-    )
+    rewards = [1.0, 0.0, 0.5, 0.5, 0.25, 0.25]
+    std = (sum(r * r for r in rewards) / 6 - (2.5 / 6) ** 2) ** 0.5
+    expected = {"reward": 2.5 / 6, "reward_std": std, "groups_without_signal": 2 / 3, "entropy": 63.75 / 9}
+    expected |= {"accuracy": 2 / 6, "accuracy_lenient": 4 / 6, "formatted": 3 / 6, "truncated": 1 / 6}
+    expected |= {"length": 30 / 6, "length_right": (3 + 1) / 2, "length_wrong": (5 + 4 + 10 + 7) / 4}
+    metrics = rollout_metrics(sampled(answers, rewards, logprobs), make_config(num_generations=2))
+    assert metrics == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("text", "missing"), [("#### 7", "length_wrong"), ("#### 8", "length_right")])

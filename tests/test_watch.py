@@ -103,9 +103,8 @@ def test_a_run_without_signal_says_so_before_its_first_step(task, why):
 
 
 def test_a_run_that_loses_its_signal_says_so_after_three_steps():
-    result, warnings = train(
-        "--task ours:never --pass-k 0 --num-prompts 8 --num-generations 2"
-    )  # the evaluation has no groups to look at
+    # The evaluation has no groups to look at.
+    result, warnings = train("--task ours:never --pass-k 0 --num-prompts 8 --num-generations 2")
     assert result.exit_code == 0 and warnings["no_signal"]["step"] == 3
 
 
@@ -254,16 +253,8 @@ def test_a_dry_run_shows_what_answers_earn_and_how_long_the_run_takes():
     command = f"train {SMALL} --steps 12 --dry-run"
     result = CliRunner().invoke(cli.app, command.split(), env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
-    ends = "An answer ends at '<|im_end|>'"
-    for text in (
-        "accuracy (rewarded)",
-        "accuracy lenient",
-        "groups with signal",
-        "12 steps of",
-        "minutes in all",
-        ends,
-    ):
-        assert text in result.output
+    said = "accuracy (rewarded)", "accuracy lenient", "groups with signal", "12 steps of", "minutes in all"
+    assert all(text in result.output for text in (*said, "An answer ends at '<|im_end|>'"))
     assert not Path("runs").exists()
 
 
