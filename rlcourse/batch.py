@@ -108,13 +108,9 @@ def make_rollout(
     completion_ids, logprobs = completion_ids[:, :longest], logprobs[:, :longest]
     ids, prompt_lengths = join_rows(*right_pad(prompts, lengths.device), completion_ids, lengths, policy.pad_id)
     last = completion_ids.gather(1, lengths[:, None] - 1)[:, 0]
-    return Rollout(
-        ids=ids,
-        prompt_lengths=prompt_lengths,
-        completion_lengths=lengths,
-        logprobs=logprobs.masked_fill(~completion_mask(lengths, longest), 0.0),
-        finished=torch.isin(last, torch.tensor(policy.eos_ids, device=last.device)),
-    )
+    finished = torch.isin(last, torch.tensor(policy.eos_ids, device=last.device))
+    logprobs = logprobs.masked_fill(~completion_mask(lengths, longest), 0.0)
+    return Rollout(ids, prompt_lengths, lengths, logprobs, finished)
 
 
 def concatenate(rollouts: list[Rollout]) -> Rollout:

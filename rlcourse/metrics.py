@@ -100,16 +100,9 @@ def step_timing(timer: PhaseTimer, sampled: Completions) -> dict[str, float]:
 
 def run_summary(training: Any, after: dict[str, Any]) -> dict[str, Any]:
     """What every `summary.json` has. training: a `TrainingLoop` that's done; after: its last test."""
-    return {
-        "wall_seconds": time.perf_counter() - training.clock,
-        "seconds": dict(training.spent.seconds),
-        "peak_memory_bytes": peak_memory_bytes(training.device),
-        "seed": training.config.seed,
-        "steps": training.step,
-        "steps_that_changed_weights": sum(line["grad_norm"] > 0 and line["lr"] > 0 for line in training.steps),
-        "warnings": training.run.warned(),
-        "folder": str(training.run.path),
-        "metrics": training.metrics,
-        "before": training.test_before,
-        "after": after,
-    }
+    changed = sum(line["grad_norm"] > 0 and line["lr"] > 0 for line in training.steps)
+    summary = {"wall_seconds": time.perf_counter() - training.clock, "seconds": dict(training.spent.seconds)}
+    summary |= {"peak_memory_bytes": peak_memory_bytes(training.device), "seed": training.config.seed}
+    summary |= {"steps": training.step, "steps_that_changed_weights": changed, "warnings": training.run.warned()}
+    summary |= {"folder": str(training.run.path), "metrics": training.metrics}
+    return summary | {"before": training.test_before, "after": after}

@@ -18,10 +18,8 @@ def check_launch(config: Any) -> None:
     size, here = launched()[1], int(os.environ.get("LOCAL_WORLD_SIZE", launched()[1]))
     if size == 1:
         if config.shard:
-            raise ValueError(
-                "--shard splits the model between processes: start them with `torchrun --nproc-per-node N -m rlcourse "
-                "train ...`, or add --no-shard."
-            )
+            start = "`torchrun --nproc-per-node N -m rlcourse train ...`"
+            raise ValueError(f"--shard splits the model between processes: start them with {start}, or add --no-shard.")
         return
     if config.device != "cpu" and torch.cuda.is_available() and torch.cuda.device_count() < here:
         found = torch.cuda.device_count()

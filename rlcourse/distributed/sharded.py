@@ -93,13 +93,10 @@ class ShardedWorld(World):
         """Raises ValueError for a tensor of another shape than the optimizer's."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         saved, head = state["optimizer"], state["value_head"]
-        moments = {
-            index: {
-                name: self._rows(value, parameters[index]) if name.startswith("exp_avg") else value
-                for name, value in of_one.items()
-            }
-            for index, of_one in saved["state"].items()
-        }
+        moments = {index: dict(of_one) for index, of_one in saved["state"].items()}
+        for index, of_one in moments.items():
+            for name in ("exp_avg", "exp_avg_sq"):
+                of_one[name] = self._rows(of_one[name], parameters[index])
         if head is not None:
             own = optimizer.param_groups[-1]["params"]
             head = {name: self._rows(value, p) for (name, value), p in zip(head.items(), own, strict=True)}
