@@ -10,15 +10,7 @@ from test_collect import NumberPolicy
 
 from rlcourse import evaluation
 from rlcourse.config import make_config
-from rlcourse.evaluation import (
-    answer_problems,
-    answer_test,
-    evaluate,
-    mean_pass_at_k,
-    pass_at_k,
-    summarize,
-    summarize_test,
-)
+from rlcourse.evaluation import answer_problems, answer_test, evaluate, summarize, summarize_test
 from rlcourse.rollout.torch_engine import TorchEngine
 from rlcourse.sampling import GREEDY, Sampling
 from rlcourse.tasks import Answer, MathTask, Problem, load_task
@@ -106,12 +98,12 @@ def test_pass_at_k_is_the_share_of_subsets_that_hold_a_right_answer(samples):
         answers = [True] * right + [False] * (samples - right)
         for k in range(1, samples + 1):
             expected = mean(any(subset) for subset in combinations(answers, k))
-            assert pass_at_k(samples, right, k) == pytest.approx(expected, abs=1e-12)
+            assert evaluation.pass_at_k(samples, right, k) == pytest.approx(expected, abs=1e-12)
 
 
 def test_mean_pass_at_k_goes_up_in_powers_of_two_and_averages_over_problems():
     groups = [[answer(1, strict=i < right) for i in range(6)] for right in (0, 1, 6)]
-    result = mean_pass_at_k(groups)
+    result = evaluation.mean_pass_at_k(groups)
     assert result == pytest.approx({"pass@1": (0 + 1 / 6 + 1) / 3, "pass@2": (0 + 1 / 3 + 1) / 3, "pass@4": 5 / 9})
 
 

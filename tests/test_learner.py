@@ -11,13 +11,8 @@ from rlcourse import train as training
 from rlcourse.config import make_config
 from rlcourse.learner import Learner
 
-ROWS = [
-    ([5, 9, 40, 7], [12, 30, 31, 44, 9]),
-    ([11], [1]),
-    (list(range(30, 50)), [7, 8]),
-    ([3, 4], [60, 61, 62, 63, 64, 65, 66]),
-    ([90, 91, 92], [5]),
-]
+ROWS = [([5, 9, 40, 7], [12, 30, 31, 44, 9]), ([11], [1]), (list(range(30, 50)), [7, 8])]
+ROWS += [([3, 4], [60, 61, 62, 63, 64, 65, 66]), ([90, 91, 92], [5])]
 ROLLOUT = rollout_of(ROWS, finished=[True, True, True, False, True], pad=2)
 
 
@@ -50,15 +45,11 @@ def test_without_a_start_the_reference_is_the_policy_as_it_was():
     assert not found.requires_grad and not any(p.requires_grad for p in one.reference.parameters())
 
 
-@pytest.mark.parametrize(
-    ("settings", "reference", "head"),
-    [
-        ({}, False, False),
-        ({"algorithm": "ppo"}, False, True),
-        ({"kl_coef": 0.1}, True, False),
-        ({"kl_coef": 0}, True, False),
-    ],
-)
+NEEDS = [({}, False, False), ({"algorithm": "ppo"}, False, True)]
+NEEDS += [({"kl_coef": 0.1}, True, False), ({"kl_coef": 0}, True, False)]
+
+
+@pytest.mark.parametrize(("settings", "reference", "head"), NEEDS)
 def test_only_what_the_algorithm_needs_is_made(settings, reference, head):
     one = Learner(make_policy(), make_config(**settings))
     assert (one.reference is not None, one.value_head is not None) == (reference, head)

@@ -80,15 +80,11 @@ def test_an_output_of_a_model_that_cannot_be_written_is_refused_before_it_is_mer
         assert "cannot be written to /proc/self/model" in refused("merge", "x", "--output", "/proc/self/model", code=1)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "grade d/1.ipynb --junit d/1.ipynb",
-        "grade d --csv d/1.ipynb",
-        "grade x.ipynb --hidden d --junit d/nb01.py",
-        "merge e.writing --output e",  # where `e` is written before it gets its name
-    ],
-)
+OVER_INPUTS = ["grade d/1.ipynb --junit d/1.ipynb", "grade d --csv d/1.ipynb"]
+OVER_INPUTS += ["grade x.ipynb --hidden d --junit d/nb01.py", "merge e.writing --output e"]  # written there at first
+
+
+@pytest.mark.parametrize("arguments", OVER_INPUTS)
 def test_no_command_overwrites_what_it_reads(arguments, tmp_path):
     for name in ("d/1.ipynb", "d/nb01.py", "e.writing/adapter_config.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
