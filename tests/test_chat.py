@@ -52,14 +52,13 @@ def test_a_template_that_cuts_a_question_is_refused_in_training():
         policy.prompt("Tom has 3 apples.")
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        written("m.content", "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"),
-        written("m.content").replace("{% for m in messages %}", "{% for m in messages if m.role != 'system' %}"),
-    ],
-    ids=["refuses", "skips"],
+REFUSES = written(
+    "m.content", "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
 )
+SKIPS = written("m.content").replace("{% for m in messages %}", "{% for m in messages if m.role != 'system' %}")
+
+
+@pytest.mark.parametrize("template", [REFUSES, SKIPS], ids=["refuses", "skips"])
 def test_without_a_system_role_the_instruction_comes_before_the_question(template):
     policy = policy_with(template)
     prompt = policy.tokenizer.decode(policy.prompt("1+1?", "Be brief."))

@@ -32,48 +32,28 @@ class OneProcess:
 
 def trl_loss(logprobs, old, ref, loss_type, level, clip_low, clip_high, kl_coef):
     """The loss of TRL, and the share of tokens that it reports as clipped."""
+    loss = {"loss_type": loss_type, "importance_sampling_level": level, "beta": kl_coef, "max_completion_length": LIMIT}
+    clip = {"epsilon_low": clip_low, "epsilon_high": clip_high}
+    unused = dict.fromkeys(("aux_loss_enabled", "use_vllm", "_entropy_bonus_enabled"), False)
+    unused |= {"current_gradient_accumulation_steps": 1, "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None}
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *_, **__: (logprobs, torch.zeros_like(logprobs), None),
         accelerator=OneProcess(),
         args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
         model=SimpleNamespace(training=True),
-        loss_type=loss_type,
-        importance_sampling_level=level,
-        epsilon_low=clip_low,
-        epsilon_high=clip_high,
-        beta=kl_coef,
-        max_completion_length=LIMIT,
-        current_gradient_accumulation_steps=1,
-        top_entropy_quantile=1.0,
-        off_policy_mask_threshold=None,
-        aux_loss_enabled=False,
-        use_vllm=False,
-        _entropy_bonus_enabled=False,
         _metrics={"train": defaultdict(list)},
+        **(loss | clip | unused),
     )
     ids = torch.zeros(ROWS, T, dtype=torch.int64)
-    inputs = {
-        "prompt_ids": ids,
-        "prompt_mask": torch.ones_like(ids),
-        "completion_ids": ids,
-        "completion_mask": MASK.long(),
-        "advantages": ADVANTAGES,
-        "old_per_token_logps": old,
-        "ref_per_token_logps": ref,
-        "num_items_in_batch": MASK.sum(),
-    }
+    inputs = {"prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "num_items_in_batch": MASK.sum()}
+    inputs |= {"completion_ids": ids, "completion_mask": MASK.long(), "advantages": ADVANTAGES}
+    inputs |= {"old_per_token_logps": old, "ref_per_token_logps": ref}
     loss = GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
     metrics = trainer._metrics["train"]
     return loss, metrics["clip_ratio/region_mean" if loss_type != "cispo" else "cispo_clip_ratio"][0]
 
 
-AGGREGATION = {
-    "grpo": "sequence_mean",
-    "bnpo": "token_mean",
-    "dapo": "token_mean",
-    "cispo": "token_mean",
-    "dr_grpo": "constant",
-}
+AGGREGATION = dict.fromkeys(("bnpo", "dapo", "cispo"), "token_mean") | {"grpo": "sequence_mean", "dr_grpo": "constant"}
 
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.3])

@@ -109,10 +109,7 @@ BAD = {
     "nothing known": ({"text": "a"}, "there are no messages, and no prompt with an answer; expected"),
     "an empty answer": ({"prompt": "a", "answer": " \n"}, "an answer is empty"),
     "an answer that is a number": ({"prompt": "a", "answer": 5}, "role or content of message 2 is not a text"),
-    "reasoning": (
-        {"messages": [CHAT[1], CHAT[2] | {"reasoning_content": "3"}]},
-        "reasoning_content of message 2",
-    ),
+    "reasoning": ({"messages": [CHAT[1], CHAT[2] | {"reasoning_content": "3"}]}, "reasoning_content of message 2"),
     "a weight": ({"messages": [CHAT[1], CHAT[2] | {"weight": 0}]}, "weight of message 2 isn't learned"),
     "a call": ({"messages": [CHAT[1], CHAT[2] | {"tool_calls": [{"name": "add"}]}]}, "tool_calls of message 2 isn't"),
     "tools": ({"messages": CHAT, "tools": [{"name": "add"}]}, "the column tools isn't learned"),

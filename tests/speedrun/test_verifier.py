@@ -224,20 +224,20 @@ def test_whatever_a_recipe_patches_the_verifier_measures_a_model_that_has_not_le
     assert 1 < seconds < time.perf_counter() - began
 
 
+KEEPS = """
+import os
+folders = [name for name in ("/tmp", "/dev/shm", "/course") if os.access(name, os.W_OK)]
+if any(os.path.exists(f"{name}/kept") for name in folders):
+    raise RuntimeError("it was kept")
+for name in folders:
+    open(f"{name}/kept", "w").close()
+if not folders:
+    raise RuntimeError("there is nowhere to keep it")
+"""
+
+
 @pytest.mark.thorough
 def test_a_seed_finds_nothing_that_an_earlier_one_kept(way, tmp_path):
     recipe = tmp_path / "recipe.py"
-    recipe.write_text(
-        START
-        + textwrap.dedent("""
-            import os
-            folders = [name for name in ("/tmp", "/dev/shm", "/course") if os.access(name, os.W_OK)]
-            if any(os.path.exists(f"{name}/kept") for name in folders):
-                raise RuntimeError("it was kept")
-            for name in folders:
-                open(f"{name}/kept", "w").close()
-            if not folders:
-                raise RuntimeError("there is nowhere to keep it")
-        """)
-    )
+    recipe.write_text(START + KEEPS)
     assert len(list(verify(recipe, replace(QUICK, goal=0.0)))) == 2
