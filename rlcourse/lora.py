@@ -70,17 +70,14 @@ def copy_merged(targets: list[Tensor], sources: list[Tensor], model: PreTrainedM
         for target, source in zip(targets, sources, strict=True):
             target.copy_(full_tensor(source.to(target.dtype)))
         return
-    adapted = {id(layer.weight): layer for layer in adapted_layers(model)}
-    plain = [(target, source) for target, source in zip(targets, sources, strict=True) if id(source) not in adapted]
-    small = [pair for pair in plain if pair[0].numel() < ALONE]
+    adapted, merged, small = {id(layer.weight) for layer in adapted_layers(model)}, merged_weights(model), []
+    for target, source in zip(targets, sources, strict=True):
+        if id(source) not in adapted and target.numel() < ALONE:
+            small.append((target, source))
+        else:
+            target.copy_(merged(source))
     for dtype in {target.dtype for target, _ in small}:  # in few launches; mixed, each weight would be one
         torch._foreach_copy_(*zip(*(pair for pair in small if pair[0].dtype == dtype), strict=True))
-    for target, source in plain:
-        if target.numel() >= ALONE:
-            target.copy_(source)
-    for target, source in zip(targets, sources, strict=True):
-        if id(source) in adapted:
-            target.copy_(_merged_weight(adapted[id(source)]))
 
 
 def base_parameters(model: PreTrainedModel) -> list[Tensor]:
@@ -97,10 +94,9 @@ def plain_parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 def merged_parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """The same, W + s B A where an adapter changes W, made or gathered when it's asked for."""
-    adapted = {id(layer.weight): layer for layer in adapted_layers(model)}
+    merged = merged_weights(model)
     for name, parameter in plain_parameters(model):
-        layer = adapted.get(id(parameter))
-        yield name, full_tensor((parameter if layer is None else _merged_weight(layer)).detach())
+        yield name, full_tensor(merged(parameter).detach())
 
 
 def merged_weights(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
