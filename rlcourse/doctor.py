@@ -39,15 +39,9 @@ def gather() -> dict[str, Any]:
         gpus, error = machine.gpus(), ""
     except Exception as exception:  # a half-installed torch fails in many ways, and each is worth reporting
         gpus, error = [], f"{type(exception).__name__}: {exception}".split("\n")[0]
-    facts = {
-        "system": f"{platform.system()} {platform.release()} ({platform.machine()})",
-        "cpu": machine.cpu_model(),
-        "cores": machine.cpu_cores(),
-        "memory_bytes": machine.memory_bytes(),
-        "gpus": gpus,
-        "driver": machine.driver(),
-        "versions": machine.versions(),
-    }
+    facts = {"system": f"{platform.system()} {platform.release()} ({platform.machine()})", "gpus": gpus}
+    facts |= {"cpu": machine.cpu_model(), "cores": machine.cpu_cores(), "memory_bytes": machine.memory_bytes()}
+    facts |= {"driver": machine.driver(), "versions": machine.versions()}
     usable = not error and facts["versions"].get("transformers", "") is not None
     checks = [*required_checks(facts["versions"], error), *optional_checks(gpus, facts["driver"])]
     return {"machine": facts, "checks": checks, "presets": preset_facts(facts) if usable else []}

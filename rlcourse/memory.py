@@ -66,10 +66,9 @@ def estimate(
     always = LIBRARIES + weights + optimizer + reference + (b * n if copied else 0)
     cache = 0 if server else cache_bytes(config, shape, engine, device)
     cache_stays = not config.sleep and (engine == "hf-static" or (own and device == "cuda"))
-    return MemoryEstimate(
-        rollout=always + cache + (0 if server else sampling_bytes(config, shape, own, b)),
-        update=always + (cache if cache_stays else 0) + gradients + autocast + activations + logits,
-    )
+    rollout = cache + (0 if server else sampling_bytes(config, shape, own, b))
+    update = (cache if cache_stays else 0) + gradients + autocast + activations + logits
+    return MemoryEstimate(always + rollout, always + update)
 
 
 def check_memory(config: TrainConfig, model_config: Any, device: torch.device, ranks: int = 1) -> None:

@@ -155,10 +155,8 @@ def after_step(steps: list[dict[str, Any]], config: Any) -> Warnings:
     last = steps[-WINDOW:]
     loss = sum(step["loss"] for step in last) / WINDOW
     if all(step["grad_norm"] == 0 or step["lr"] == 0 for step in last):
-        return {
-            "no_update": f"The weights did not change in the last {WINDOW} steps: check --lr ({config.lr:g}), "
-            "--warmup-steps and --schedule."
-        }
+        still = f"The weights did not change in the last {WINDOW} steps"
+        return {"no_update": f"{still}: check --lr ({config.lr:g}), --warmup-steps and --schedule."}
     if len(steps) == WINDOW and loss < KNOWN:
         return {
             "known": f"The loss is {loss:.4f} nats per token from the first steps on: the model knows these answers "

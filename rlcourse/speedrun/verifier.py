@@ -140,14 +140,11 @@ def box_of(track: Track, device: torch.device, folder: Path) -> Box:
     more = {"OMP_NUM_THREADS": "8" if gpus else "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     more |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
     modules = [str(path.relative_to(PACKAGE)) for path in sorted(PACKAGE.rglob("*.py"))]
-    return replace(
-        box,
-        modules=tuple(name for name in modules if not name.startswith(LEFT_OUT)),
-        code=CODE,
-        variables=lambda place: box.variables(place) | more,
-        limits=box.limits | {"CPU": 8 * track.seconds, "FSIZE": 1 << 30, "folder_bytes": 1 << 30},
-        folders={name: folder / name for name in ("start", "problems")},
-    )
+    modules = tuple(name for name in modules if not name.startswith(LEFT_OUT))
+    limits = box.limits | {"CPU": 8 * track.seconds, "FSIZE": 1 << 30, "folder_bytes": 1 << 30}
+    folders = {name: folder / name for name in ("start", "problems")}
+    variables = lambda place: box.variables(place) | more  # noqa: E731
+    return replace(box, modules=modules, code=CODE, variables=variables, limits=limits, folders=folders)
 
 
 @contextmanager
