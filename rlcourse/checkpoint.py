@@ -75,6 +75,8 @@ def restore(training: Any) -> None:
     state, optimizer = load_state(checkpoint), training.optimizer
     try:
         state = training.world.shard_state(state, optimizer)
+        if state["step"] != step_of(checkpoint):
+            raise ValueError("the folder is another step's")
         training.step, training.seconds, training.test_before = state["step"], state["seconds"], state["before"]
         optimizer.load_state_dict(state["optimizer"])
         if training.value_head is not None:

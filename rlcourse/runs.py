@@ -129,13 +129,22 @@ class RunFolder(AbstractContextManager):
         return {line["kind"]: line["text"] for line in read_lines(self.path / "warnings.jsonl")}
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """The lines of one of the run's JSON-lines files."""
-        return read_lines(self.path / name)
+        """The lines of one of the run's JSON-lines files. Raises ValueError for one without its step."""
+        found = read_lines(self.path / name)
+        if not all(type(line.get("step")) is int for line in found):
+            raise ValueError(f"{self.path / name} has a line without its step: take it out, or start a new run.")
+        return found
 
     def remove_unless_begun(self) -> None:
         """Delete the folder if it has no step and no checkpoint, so that the next try can have its name."""
         if not (self.path / "metrics.jsonl").exists() and not (self.path / "checkpoints").exists():
             shutil.rmtree(self.path)
+
+    def check_steps(self, step: int) -> None:
+        """Raise ValueError unless metrics.jsonl has each step up to this one once."""
+        if [n for line in self.lines("metrics.jsonl") if (n := line["step"]) <= step] != [*range(1, step + 1)]:
+            file = self.path / "metrics.jsonl"
+            raise ValueError(f"{file} has not each step from 1 to {step} once: bring it back, or start a new run.")
 
     def forget_after(self, step: int) -> None:
         """Drop the lines after `step`, that of a checkpoint; they'll be logged again."""

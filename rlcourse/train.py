@@ -95,6 +95,7 @@ class TrainingLoop:
             compile_layers(self.policy.model)
         if self.run.checkpoint is not None:
             restore(self)
+            self.run.check_steps(self.step)
             self.run.forget_after(self.step)
         # Those done before a resume. Another rank may read the file before the first has dropped what came after.
         self.steps = [line for line in self.run.lines("metrics.jsonl") if line["step"] <= self.step]

@@ -133,6 +133,7 @@ def test_a_pickle_of_something_else_is_refused_and_not_run(run, tmp_path):
 
 
 CHANGES = {
+    "another step": lambda state: state.update(step=3),
     "no seconds": lambda state: state.pop("seconds"),
     "no random state": lambda state: state.update(random={"cpu": torch.zeros(3)}),
 }
@@ -198,6 +199,20 @@ def test_a_line_of_a_log_that_cannot_be_used_is_named(run):
     said = refusal(run)
     assert said.startswith(f"{run / 'samples.jsonl'}, line 1 is not a JSON object")
     assert said.endswith(": take that line out, or start a new run.")
+
+
+@pytest.mark.parametrize("change", [lambda lines: lines[1:], lambda lines: lines + lines[-1:], lambda lines: []])
+def test_a_run_without_the_log_of_a_step_does_not_go_on(change, run):
+    file = run / "metrics.jsonl"
+    file.write_text("".join(change(file.read_text().splitlines(keepends=True))))
+    said = refusal(run, steps=9)
+    assert said == f"{file} has not each step from 1 to 7 once: bring it back, or start a new run."
+
+
+def test_a_line_of_a_log_without_its_step_is_refused(run):
+    with (run / "evals.jsonl").open("a") as file:
+        file.write('{"accuracy": 1.0}\n')
+    assert refusal(run) == f"{run / 'evals.jsonl'} has a line without its step: take it out, or start a new run."
 
 
 def test_fewer_steps_than_a_run_has_done_are_refused(run):

@@ -68,7 +68,7 @@ def test_a_template_that_writes_earlier_turns_anew_is_refused(policy):
         "{% for m in messages %}{% if m.role == 'user' or loop.last %}{{ m.content }}{% endif %}|{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
-    with pytest.raises(ValueError, match=r"here: the chat template asks for an answer with '.*assistant: '"):
+    with pytest.raises(ValueError, match=r"here: the chat template asks for an answer with '.*assistant: ', and"):
         encode(policy, CHAT[1:], "here")
 
 
