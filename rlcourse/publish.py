@@ -109,13 +109,11 @@ def check_model(folder: Path, policy: Policy, base: str, prompt: str) -> None:
         model = PeftModel.from_pretrained(load_policy(base).model, folder)
     else:
         model = AutoModelForCausalLM.from_pretrained(folder)
-    loaded = model, AutoTokenizer.from_pretrained(folder)
-    logits = [
-        of(**tokenizer(prompt, add_special_tokens=False, return_tensors="pt")).logits
-        for of, tokenizer in ((policy.model, policy.tokenizer), loaded)
-    ]
+    tokenizers, options = (policy.tokenizer, AutoTokenizer.from_pretrained(folder)), {"add_special_tokens": False}
+    ours, theirs = (tokenizer(prompt, return_tensors="pt", **options) for tokenizer in tokenizers)
+    same = torch.equal(policy.model(**ours).logits, model(**theirs).logits)
     same_ends = model.generation_config.eos_token_id == policy.eos_ids
-    if not (same_ends and torch.equal(*logits) and loaded[1].chat_template == policy.tokenizer.chat_template):
+    if not (same and same_ends and tokenizers[0].chat_template == tokenizers[1].chat_template):
         raise RuntimeError("The files' logits, ends or chat template are not the checkpoint's: nothing was published.")
 
 
