@@ -93,8 +93,5 @@ def base_of(folder: Path) -> str:
 
 def _adapter_weights(model: PreTrainedModel) -> dict[str, nn.Parameter]:
     """Each A and B of the adapter, by peft's names in a file."""
-    return {
-        "base_model.model." + name.replace(f".{NAME}.", "."): parameter
-        for name, parameter in model.named_parameters()
-        if ".lora_" in name
-    }
+    own = ((name, parameter) for name, parameter in model.named_parameters() if ".lora_" in name)
+    return {"base_model.model." + name.replace(f".{NAME}.", "."): parameter for name, parameter in own}

@@ -54,8 +54,7 @@ def collect(
     reward_function: RewardFunction = answer_rewards,
     timer: PhaseTimer | None = None,
 ) -> tuple[Completions, Completions]:
-    """Sample, judge and reward `num_prompts` groups. Returns (those that train, all that were sampled), usually the
-    same.
+    """Sample, judge and reward `num_prompts` groups: (those that train, all that were sampled), usually the same.
 
     With dynamic sampling (DAPO, arXiv:2503.14476, section 3.2) groups whose rewards are all equal are replaced by fresh
     ones, for at most `DYNAMIC_ROUNDS` rounds; groups without signal fill the gap that's left.

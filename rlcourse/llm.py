@@ -62,9 +62,8 @@ class LLM:
         ids = [self.policy.prompt(prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
         entries = self.policy.model.get_input_embeddings().num_embeddings
         if not ids or not all(some and all(isinstance(t, int) and 0 <= t < entries for t in some) for some in ids):
-            raise ValueError(
-                f"Every prompt needs a token, and every token an id from 0 to {entries - 1}: check the prompts."
-            )
+            last = entries - 1
+            raise ValueError(f"Every prompt needs a token, and every token an id from 0 to {last}: check the prompts.")
         if max_new_tokens < 1 or num_generations < 1:
             raise ValueError("max_new_tokens and num_generations must be at least 1.")
         with without_cudnn_attention():  # lengths differ from call to call
