@@ -465,7 +465,7 @@ if check.q6.passed:
 # ●●●●○ · 25 minutes
 #
 # A loss over all tokens of the vocabulary, such as an entropy or a distance to another model's probabilities, has a
-# gradient $g_j$ with respect to each probability $p_j$. For the logits $z$ this gives, like $dS$ in section 8 of the
+# gradient $g_j$ with respect to each probability $p_j$. For the logits $z$ this gives, like $dS$ in section 7 of the
 # lesson,
 #
 # $$\frac{\partial \mathcal{L}}{\partial z_j} = p_j \, \Bigl(g_j - \sum_k p_k \, g_k\Bigr) , \qquad p_j = e^{z_j -
