@@ -9,7 +9,7 @@
 # %% [markdown]
 # **You will learn**
 #
-# - why a GRPO run can go on for days and change nothing, and how to tell which of three causes it is;
+# - why a GRPO run can go on for days and teach nothing, and how to tell which of three causes it is;
 # - to write GPU programs in a language of some thirty words, and to see what they're charged for;
 # - what a policy does with a hole in its judge, what that looks like from outside, and what closing the hole repairs;
 # - to design a reward that pays for what you want, and to check it before you train.
@@ -18,14 +18,13 @@
 # 06](06_where_time_goes.ipynb), for launches and bytes.
 #
 # **The case.** You train a language model by GRPO to write GPU kernels for KernelBench: of level 1's 100 problems, 80
-# to train on and 20 to test. Before training, 4 of the 20 test kernels compile and none is right. Days later the reward
-# has flattened out and no error was raised. Again 4 of 20 compile, and none is right.
+# to train on and 20 to test. Before training, 3 of the 20 test kernels compile and none is right. For a day the reward
+# rises, then it flattens out. No error was raised. Now 6 of 20 compile, and still none is right.
 #
 # GRPO works: you've seen it. So what went wrong? There are three suspects. **Nothing to learn from**: if no sample is
-# ever right, all rewards in a group are equal. **The reward**: it may pay for something easier than a kernel. **The
-# judge**: it may not see what really happened. Real kernels hide the answer in days of noise. So we
-# reconstruct the case in a toy world where a run takes minutes, time is counted, and the fastest program is known. At
-# the end we return to real kernels.
+# ever right, all rewards in a group are equal. **The reward**: it may not pay for what you want. **The judge**: it may
+# not see what really happened. Real kernels hide the answer in days of noise. So we reconstruct the case in a toy world
+# where a run takes minutes, time is counted, and the fastest program is known.
 
 # %%
 import copy
@@ -82,8 +81,8 @@ lowered = load_record("lowered", "NVIDIA H200")  # programs in this language, ti
 # ## 1 · Beat PyTorch by hand
 #
 # You write a **computation** line by line, as in PyTorch: `a = add u v` is a = u + v. `u`, `v`, `w` and `x` are inputs,
-# and the result is called `y`. PyTorch without a compiler ("eager") launches a kernel for each line: it loads the
-# operands from memory, computes, and stores the result.
+# and the result is called `y`. PyTorch without a compiler ("eager") launches a kernel for each line, which loads the
+# operands, computes, and stores the result.
 
 # %%
 swish = read_computation("a = add u v ; b = sigmoid a ; y = mul a b")
@@ -91,7 +90,7 @@ print(write(eager(swish)))
 print(judge_program(write(eager(swish)), swish))
 
 # %% [markdown]
-# The first printed line is eager as a **program**. It has the computation's lines, and also says how they run:
+# The first printed line is eager as a **program**: the computation's lines, and how they run:
 #
 # | word | meaning |
 # | --- | --- |
@@ -116,7 +115,7 @@ hand_bet = bet(
 )
 
 # %% [markdown]
-# Now write programs. The last is yours: change a word in it and run the cell again.
+# The last program is yours: change a word in it and run the cell again.
 
 # %%
 programs = {
@@ -162,7 +161,7 @@ plt.show()
 
 # %% [markdown]
 # {{ by_hand:.1f }} times, with two words left out and two changed. {{ assert by_hand > 2.5 }} Operations are the black
-# sliver at the end of the bars: launches and memory traffic are what cost.
+# sliver at the end of the bars.
 #
 # Before the clock come a compiler and a check. Each refusal has a reason:
 
@@ -177,10 +176,9 @@ for computation, text in (
     print(f"{text}\n    {judge_program(text, computation).reason}")
 
 # %% [markdown]
-# Why is the last one refused? While `b` is computed, `u`, `a` and `b` are all needed, and that's three tensors. So it
-# takes two launches, and there are several places to cut. We find the best **by search**, over all orders of the lines
-# and all places to end a launch. No benchmark of real kernels can tell you how far a kernel is from the optimum. This
-# one can.
+# Why is the last one refused? While `b` is computed, `u`, `a` and `b` are all needed: three tensors. So it takes two
+# launches, and there are several places to cut. We find the best **by search**, over all orders of the lines and all
+# places to end a launch. No benchmark of real kernels can tell you how far you are from the optimum. This one can.
 
 # %%
 us, best = optimum(residual)
@@ -201,13 +199,13 @@ print(f"best speed-up: {min(most):.2f} to {max(most):.2f} times eager")
 # %% [markdown]
 # ## 2 · What a run that works looks like
 #
-# A task is prompts and a judge (lesson 05 used `minigsm`). This one pays:
+# This task's judge pays:
 #
 # $$R = \begin{cases} 0.2 + \min(\text{speedup}, 4) - 1 & \text{if the result is right on random inputs} \\
 # 0 & \text{otherwise} \end{cases}$$
 #
 # Eager earns 0.2, and twice as fast earns 1.2. Compiling alone earns nothing. The loop is lesson 05's, line for line.
-# Only **one word, the task's name**, differs, and the model, which has to read the language:
+# Only **the task's name** differs, and the model, which has to read the language:
 
 
 # %%
@@ -232,11 +230,11 @@ asked = next(p for p in task.problems("validation") if p.level == 3)
 print(f"{asked.question}\n")
 found = Counter((a.text.strip(), a.verdict.words) for a in answers_of(policy, engine, [asked], Sampling(), pick(8, 64)))
 for (text, words), count in found.most_common(6):
-    print(f"{count:3} times: {text}   ({words})")
+    print(f"{count:3} × {text}   ({words})")
 
 # %% [markdown]
-# Our start is a model trained by SFT on what a careless programmer writes. It copies lines well and has no idea what's
-# fast: its greedy answers are all eager. RL has only the rare departures among its samples to work with.
+# Our start is a model trained by SFT on what a careless programmer writes. It has no idea what's fast: its greedy
+# answers are all eager. RL has only the rare departures above to work with.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -269,16 +267,17 @@ first_bet.result(round(speed, 2))
 fig, axes = plt.subplots(1, 3, figsize=(10.5, 3), layout="constrained")
 steps = range(1, STEPS + 1)
 axes[0].plot(steps, percent(m["compiled"] for m in log), color=SKY, linestyle="--", label="compiled")
-axes[0].plot(steps, percent(m["correct"] for m in log), color=GREEN, label="correct")
-axes[0].set(title="samples", ylabel="%", ylim=(0, 102))
-axes[1].plot(steps, [m["speedup"] for m in log], color=BLUE, label="speed-up, of correct ones")
-axes[1].plot(steps, [m["launches"] for m in log], color=VERMILION, linestyle="--", label="launches, of correct ones")
-axes[1].set(title="what the correct ones are like", ylim=(0, None))
-axes[2].plot(steps, [m["reward"] for m in log], color=ORANGE, label="reward")
-axes[2].set(title="what is paid", ylim=(0, None))
+axes[0].plot(steps, percent(m["correct"] for m in log), color=GREEN, label="right")
+axes[0].set(title="All samples", ylabel="% of samples", ylim=(0, 102))
+axes[1].plot(steps, [m["speedup"] for m in log], color=BLUE, label="times as fast as eager")
+axes[1].plot(steps, [m["launches"] for m in log], color=VERMILION, linestyle="--", label="launches")
+axes[1].set(title="Right samples", ylabel="mean per program", ylim=(0, None))
+axes[2].plot(steps, [m["reward"] for m in log], color=ORANGE)
+axes[2].set(title="Pay", ylabel="mean reward", ylim=(0, None))
 for ax in axes:
     ax.set_xlabel("training step")
     ax.grid()
+for ax in axes[:2]:
     ax.legend(loc="best", fontsize=8)
 plt.show()
 early, late = log[:5], log[-5:]
@@ -307,18 +306,22 @@ def mean(rows: list[dict], name: str) -> float:
 # @title Figure: three whole runs
 honest = load_curve("lesson14_honest")
 LOOKS = ((BLUE, "-"), (ORANGE, "--"), (GREEN, ":"))
-PANELS = (("launches", 1, "launches"), ("refused_correct", 100, "% right where one launch is refused"))
+PANELS = (
+    ("launches", 1, "Launches per program"),
+    ("refused_correct", 100, "Right where one launch is refused, %"),
+    ("share_of_optimum", 100, "Speed, % of the optimum"),
+)
 fig, axes = plt.subplots(1, 3, figsize=(10.5, 3), layout="constrained")
 for row, (color, style) in zip(honest["results"], LOOKS, strict=True):
     look = {"color": color, "linestyle": style, "label": row["variant"]}
     steps = [e["step"] for e in row["evals"]]
-    for ax, (name, scale, title) in zip(axes, (*PANELS, ("share_of_optimum", 100, "% of the optimum")), strict=True):
+    for ax, (name, scale, title) in zip(axes, PANELS, strict=True):
         ax.plot(steps, [scale * e[name] for e in row["evals"]], **look)
         ax.set(title=title, xlabel="training step", ylim=(0, None))
 for ax in axes:
     ax.grid()
 axes[0].legend()
-fig.suptitle("greedy programs, validation problems")
+fig.suptitle(f"Greedy programs for validation problems, {provenance(honest)}", fontsize=10)
 plt.show()
 
 
@@ -344,22 +347,21 @@ tests = [row["test"]["after"] for row in honest["results"]]
 TWICE = load_curve("lesson14_tried_longer")
 
 # %% [markdown]
-# There are two phases. First it merges everything into one launch, wherever that leads: on problems too big for one
-# launch the compiler refuses, and each seed falls to {{ 100 * max(lowest):.0f }}% right there. {{ assert max(lowest) <
-# 0.005 }} Then it learns where to cut, and they come back. At the end the greedy programs for the test problems are {{
-# range_of(honest, "after", "correct") }}% right and reach {{ range_of(honest, "after", "share_of_optimum") }}% of the
-# optimum. {{ assert least(honest, "share_of_optimum") > 0.7 }} Twice the steps help further. {{ assert least(TWICE,
-# "share_of_optimum") > least(honest, "share_of_optimum") }}
+# There are two phases. First it merges everything into one launch: on problems too big for one the compiler refuses,
+# and each seed falls to {{ 100 * max(lowest):.0f }}% right there. {{ assert max(lowest) < 0.005 }} Then it learns where
+# to cut, and they come back. At the end the greedy programs for the test problems are {{ range_of(honest, "after",
+# "correct") }}% right and reach {{ range_of(honest, "after", "share_of_optimum") }}% of the optimum. {{ assert
+# least(honest, "share_of_optimum") > 0.7 }} Twice the steps help further. {{ assert least(TWICE, "share_of_optimum") >
+# least(honest, "share_of_optimum") }}
 #
-# So GRPO can teach kernels. In our case it taught nothing. Why?
+# So GRPO can teach kernels. In our case it didn't. Why?
 #
 # ## 3 · First suspect: nothing to learn from
 #
-# Our run began with a model that was nearly always right. If it's never right, all rewards in a group are 0, and so are
-# the advantages and the gradient. Training goes on, and nothing moves. So what counts isn't the mean reward but the
-# **share of groups with a right sample**. Here are three policies: random weights; the same after {{ pick(10, 150) }}
-# supervised steps on programs of two lines; and the start of section 2. **Look for** where the second policy has
-# anything to learn from.
+# Our run began with a model that was nearly always right. If it's never right, all rewards in a group are 0, and so is
+# the gradient. So what counts isn't the mean reward but the **share of groups with a right sample**. Here are three
+# policies: random weights; the same after {{ pick(10, 150) }} supervised steps on programs of two lines; and the start
+# of section 2. **Look for** where the second policy has anything to learn from.
 
 
 # %%
@@ -390,16 +392,17 @@ for number, ((name, shares), color) in enumerate(zip(plateau.items(), (BLACK, OR
     ax.bar_label(bars, fmt="%.0f", fontsize=8, padding=3)
     ax.scatter(places, shares, s=14, color=color, zorder=3, clip_on=False)  # a bar of 0 would not be seen
 ax.set(xlabel="lines of the problem", ylabel="% of groups", ylim=(0, 112), xticks=(2, 3, 4, 5))
-ax.set_title("groups of 8 with a right sample")
+ax.set_title("Groups of 8 samples with a right one among them")
 ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 spoiled, taught = load_curve("lesson14_plateau_dense")["setup"]["model"], RETAUGHT_STEPS
 
 # %% [markdown]
-# With random weights there's nothing to learn from. {{ assert sum(plateau["random weights"]) == 0
-# }} There are three ways out. **Supervised training** ([lesson 13](13_sft_and_lora.ipynb)). **Easier problems**: the
-# orange policy can learn from those of two lines. {{ assert plateau["two lines seen"][0] > max(plateau["two lines
-# seen"][1:]) + 20 }} **Partial credit**: pay for less than the whole.
+# With random weights there's nothing to learn from. {{ assert sum(plateau["random weights"]) == 0 }} What could help?
+# **Supervised training** on whole programs first ([lesson 13](13_sft_and_lora.ipynb)). **Easier problems**: the orange
+# policy can learn from those of two lines. {{ assert plateau["two lines seen"][0] > max(plateau["two lines seen"][1:])
+# + 20 }} **Partial credit**: pay for less than the whole. But does a model that's paid for pieces ever put them
+# together?
 #
 # We tried the first and third on a model that writes only fragments, three seeds each, with
 #
@@ -413,16 +416,10 @@ spoiled, taught = load_curve("lesson14_plateau_dense")["setup"]["model"], RETAUG
 WAYS = {"sparse": "section 2's reward", "dense": "partial credit", "sft": "supervised steps first"}
 scraps = {way: load_curve(f"lesson14_plateau_{way}") for way in WAYS}
 LAST = scraps["sparse"]["results"][0]["curves"]["steps"][-1]
-LEAVE = {  # whether sparse, dense and sft do
-    "none of them": (False, False, False),
-    "only supervised steps first": (False, False, True),
-    "supervised steps and partial credit": (False, True, True),
-    "all three": (True, True, True),
-}
-scraps_bet = bet(f"Which of them get one sample in ten right within {LAST} steps?", list(LEAVE))
+scraps_bet = bet(f"With partial credit, what share of the samples is right after {LAST} steps?", (0, 0, 100, 1), "%")
 
 # %% [markdown]
-# **Look for** when lines leave the floor, and on the right for what rises before.
+# **Look for** when each reward leaves the floor, and on the right for what rises before.
 
 
 # %% tags=["hide-input"]
@@ -434,8 +431,7 @@ def reached(way: str, name: str, share: float) -> list:
 
 
 first_tenth = {way: reached(way, "correct", 0.1) for way in WAYS}
-arrived = tuple(None not in steps for steps in first_tenth.values())
-scraps_bet.result(next(words for words, ways in LEAVE.items() if ways == arrived))
+scraps_bet.result([100 * row["curves"]["correct"][-1] for row in scraps["dense"]["results"]])
 fig, (left, right_ax) = plt.subplots(1, 2, figsize=(9.5, 3), layout="constrained", sharex=True, sharey=True)
 for (way, words), color in zip(WAYS.items(), (BLACK, GREEN, BLUE), strict=True):
     for number, row in enumerate(scraps[way]["results"]):
@@ -443,12 +439,13 @@ for (way, words), color in zip(WAYS.items(), (BLACK, GREEN, BLUE), strict=True):
         left.plot(curves["steps"], percent(curves["correct"]), color=color, label=None if number else words)
         if way == "dense":
             right_ax.plot(curves["steps"], percent(curves["stated"]), color=color)
-left.set(title="right samples", xlabel="training step", ylabel="%", ylim=(-2, 102))
-right_ax.set(title="lines stated, with partial credit", xlabel="training step")
+left.set(title="Right programs", xlabel="training step", ylabel="% of samples, or of lines", ylim=(-2, 102))
+right_ax.set(title="Right lines, with partial credit", xlabel="training step")
+scraps_bet.line(left)
 for ax in (left, right_ax):
     ax.grid()
-left.legend(fontsize=8)
-fig.suptitle(f"each line a seed; {provenance(scraps['dense'])}", fontsize=9)
+fig.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+fig.suptitle(f"Each line a seed; {provenance(scraps['dense'])}", fontsize=9)
 plt.show()
 
 
@@ -460,26 +457,22 @@ finds = [
 
 # %% [markdown]
 # Section 2's reward alone moves nothing. {{ assert first_tenth["sparse"] == [None] * 3 and max(finds) == 1 and
-# max(max(row["curves"]["correct"]) for row in scraps["sparse"]["results"]) < 0.002 }} **That's the plateau of the case,
-# drawn three times.** With partial credit, lines come first and right programs follow. {{ assert all(a < b for a, b in
-# zip(reached("dense", "stated", 0.4), first_tenth["dense"])) }} Supervised steps do the same sooner. {{ assert
-# max(first_tenth["sft"]) + taught < min(first_tenth["dense"]) }}<br><small>This model could copy lines before it was
+# max(max(row["curves"]["correct"]) for row in scraps["sparse"]["results"]) < 0.002 }} With partial credit, lines come
+# first, and right programs follow. {{ assert None not in first_tenth["dense"] and all(a < b for a, b in
+# zip(reached("dense", "stated", 0.4), first_tenth["dense"])) }} Supervised steps do the same sooner; then, as in
+# section 2, samples gamble for speed. {{ assert max(first_tenth["sft"]) + taught < min(first_tenth["dense"]) and
+# all(max(r["curves"]["correct"]) > r["curves"]["correct"][-1] + 0.2 and r["curves"]["speedup"][-1] > 1.5 *
+# r["curves"]["speedup"][0] for r in scraps["sft"]["results"]) }}<br><small>This model could copy lines before it was
 # spoiled. Whether partial credit could teach a model that never could, the figure doesn't show.</small>
 #
-# With none of 20 right, the first suspect looks guilty. But 4 of 20 compiled. What if that was paid for?
+# With none of 20 right, the first suspect looks guilty. But one thing doesn't fit: the black line is flat from the
+# start, while the reward in our case *rose* first. What was it paying for?
 #
 # ## 4 · Second suspect: what the reward pays
 #
-# A common reward for kernels is a sum: something for compiling, something for being right, something for speed. Take
-# section 3's orange policy, whose samples are rarely right and occasionally compile, and pay it 0.3 for compiling, plus
-# 0.3 and the speedup if it's right. Then train it again without the 0.3 for compiling.
-
-# %% tags=["hide-input"]
-# @title Your bet
-part_bet = bet(
-    "From a policy that is hardly ever right, 0.3 is paid for compiling. What becomes of its samples?",
-    ["more compile, and more are right", "nothing changes", "more compile, as few are right"],
-)
+# A common reward for kernels is a sum: something for compiling, something for being right, something for speed. We take
+# section 3's orange policy, which is rarely right, and pay it 0.3 for compiling, plus 0.3 and the speedup if it's
+# right. Then we train it again without the 0.3 for compiling. **Look for** which of its two shares a reward can raise.
 
 # %%
 SUM_STEPS, SUM = pick(2, 24), ("compiled", "correct")
@@ -508,34 +501,41 @@ for compiling in (0.3, 0.0):
     shares = {name: [100 * mean(part, name) for part in (sums[compiling][:5], sums[compiling][-10:])] for name in SUM}
     sums[compiling] = shares
 compiled, correct = (sums[0.3][name] for name in SUM)
-part_bet.result(
-    "nothing changes"
-    if compiled[1] < 1.3 * compiled[0]
-    else "more compile, as few are right"
-    if correct[1] < 0.05 * compiled[1] + 2
-    else "more compile, and more are right"
-)
 for compiling, shares in sums.items():
     print(f"{compiling} for compiling:", *(f"{name} {a:.0f} → {b:.0f}%" for name, (a, b) in shares.items()), sep="  ")
 
 # %% [markdown]
-# Many more samples compile, and as few are right as before. {{ assert compiled[1] > 1.5 * compiled[0] and correct[1] <
-# 3 }} It learned what pays. Without the 0.3 there's next to no gradient, and compiling doesn't rise. {{ assert
-# sums[0.0]["compiled"][1] < 1.3 * sums[0.0]["compiled"][0] }} Neither reward teaches kernels; the sum just looks better
-# in the log.
+# With 0.3 for compiling, twice as many samples compile, and hardly any is right. {{ assert 1.6 < compiled[1] /
+# compiled[0] < 2.4 and correct[1] < 3 }} **Those are the case's fingerprints**: 3 of 20, then 6, and none right.
+# Without the 0.3, compiling doesn't rise either. {{ assert sums[0.0]["compiled"][1] < 1.3 * sums[0.0]["compiled"][0] }}
+# Neither reward teaches kernels; the sum just looks better in the log.
 #
-# How much may compiling earn? You can work it out before you train. Say an honest attempt is right one time in 20, and
-# half of its failures compile. If compiling earns α and a right program V on top, the attempt earns (1/20 + 19/40)·α +
-# V/20, and an empty program that always compiles earns α. So the attempt wins only if α < V/9.5. Exercise q3 has a
-# check that computes such means for you.
+# Was 0.3 too much? You can work that out before you train. An empty program computes nothing and always compiles.
+
+# %% tags=["hide-input"]
+# @title Your bet
+alpha_bet = bet(
+    "An honest attempt is right one time in 20, and half of its failures compile. If being right earns 1 more, up to "
+    "what pay for compiling does it earn more than an empty program, on average?",
+    (0.5, 0, 1, 0.01),
+)
+
+# %% tags=["hide-input"]
+# @title The limit
+limit = (1 / 20) / (1 - (1 / 20 + 19 / 40))  # of the pay for compiling, per unit that being right earns on top
+alpha_bet.result(round(limit, 2))
+
+# %% [markdown]
+# A unit of pay for compiling brings the empty program 1 and the attempt {{ 1 / 20 + 19 / 40:.3f }}, and being right
+# brings the attempt 0.05 more. So it wins only below 0.05 / {{ 1 - 1 / 20 - 19 / 40:.3f }} = {{ limit:.2f }}. Our sum
+# paid 1.3 for being right and as fast as eager, which makes the limit {{ 1.3 * limit:.2f }}: 0.3 is more than twice as
+# much. {{ assert 0.3 > 2 * 1.3 * limit }} Exercise q3 has a check that computes such means for you.
 #
 # ## 5 · Third suspect: a judge with a hole
 #
-# A reward is only as good as what the judge sees. Section 1's judge can be opened in two places, both from a published
-# list of cheats on real kernels (Andere 2026):
+# Section 1's judge can be opened in two places, both from a published list of cheats on real kernels (Andere 2026):
 #
-# - `stale`: memory isn't cleared between the reference and the program. So it still has values that the program never
-#   wrote, because the reference did.
+# - `stale`: memory isn't cleared between the reference and the program, and still has the reference's values.
 # - `side`: a launch marked `side` runs on another stream, and the clock doesn't wait for it.
 #
 # By hand, on the three lines of section 1:
@@ -585,8 +585,9 @@ slow_first, slow_last = ([row["curves"]["hacked"][place] for row in careful["res
 # Three seeds each. `side` starts from section 2's model. From there, `stale` takes long: after {{
 # careful["setup"]["steps"] }} steps {{ spread(slow_last) }}% of the samples cheat. {{ assert min(slow_last) > 5 *
 # max(slow_first) and not any(left_out(careful)) }} So for `stale` the figure starts with a sloppier model. At the
-# vertical line the hole is closed and training goes on with the honest judge. **Look for** the distance between the
-# open judge and the honest one.<br><small>The start is {{ opened["stale"]["setup"]["model"] }}.</small>
+# vertical line the hole is closed, and training goes on with the honest judge; from there we count cheats only twice,
+# at once and at the end, on held-out problems. **Look for** the distance between the two judges, and for how much
+# cheating is left.<br><small>The start is {{ opened["stale"]["setup"]["model"] }}.</small>
 
 
 # %% tags=["hide-input"]
@@ -600,8 +601,8 @@ def at(record: dict, name: str, place: int) -> float:
 cheat_bet.result(round(100 * at(opened["side"], "hacked", -1)))
 fig, axes = plt.subplots(2, 2, figsize=(10, 5.2), layout="constrained", sharex="col")
 TRUE = {
-    "stale": ("correct", 100, "right, % of samples"),
-    "side": ("speedup", 1, "times eager, of right samples (log scale)"),
+    "stale": ("correct", 100, "% of samples right"),
+    "side": ("speedup", 1, "times as fast as eager"),
 }
 for (above, below), hole in zip(axes.T, cheats, strict=True):
     name, scale, label = TRUE[hole]
@@ -613,18 +614,24 @@ for (above, below), hole in zip(axes.T, cheats, strict=True):
         steps = [*first["steps"], *(end + step for step in later["steps"])]
         above.plot(first["steps"], counted, color=VERMILION, linestyle="--", label=None if number else "open judge")
         above.plot(steps, true, color=BLUE, label=None if number else "honest judge")
-        below.plot(first["steps"], percent(first["hacked"]), color=BLACK)
+        told = (None, None) if number else ("in training", "on held-out problems")
+        below.plot(first["steps"], percent(first["hacked"]), color=BLACK, label=told[0])
+        held_out = percent(after["held_out"][when]["sampled"]["hacked"] for when in ("before", "after"))
+        below.plot((end, steps[-1]), held_out, "o:", color=GREEN, label=told[1])
+
         for ax in (above, below):
             ax.axvline(end, color=BLACK, linestyle=":")
             ax.grid()
-    above.set(title=f"{hole}: {label}", ylim=(0, None))
-    below.set(title="samples that cheat, %", xlabel="training step", ylim=(0, 100))
+        above.set(title=hole, ylabel=label, ylim=(0, None))
+    below.set(ylabel="% of samples that cheat", xlabel="training step", ylim=(0, 100))
     above.legend()
+    below.legend(loc="upper right", fontsize=8)
+
 axes[0, 1].set(yscale="log", ylim=(0.9, 60))
 axes[0, 1].set_yticks((1, 2, 5, 10, 20, 50), ("1", "2", "5", "10", "20", "50"))
 cheat_bet.line(axes[1, 1])
-axes[1, 1].legend()
-fig.suptitle("Each line a seed; at the vertical line the hole is closed")
+axes[1, 1].legend(loc="upper right", fontsize=8)
+fig.suptitle(f"Each line a seed; at the vertical line the hole is closed; {provenance(opened['side'])}", fontsize=10)
 plt.show()
 
 
@@ -637,7 +644,7 @@ def cheating(hole: str, when: str) -> float:
 # %% [markdown]
 # **Side.** The open judge counts {{ at(opened["side"], "counted_speedup", -1):.0f }} times eager, the honest one {{
 # at(opened["side"], "speedup", -1):.1f }}. {{ assert at(opened["side"], "counted_speedup", -1) > 4 * at(opened["side"],
-# "speedup", -1) }} A few samples had the word in the right place by chance. They earned most, and that's enough.
+# "speedup", -1) }} A few samples had the word in the right place by chance, earned most, and that's enough.
 #
 # **Stale.** The reward rises fourfold. At the end the open judge finds {{ 100 * at(opened["stale"], "counted_correct",
 # -1):.0f }}% of the samples right, the honest one {{ 100 * at(opened["stale"], "correct", -1):.0f }}%. {{ assert
@@ -667,13 +674,13 @@ for hole, shown in paid.items():
 # cheating("side", "before") and at(closed["side"], "speedup", -1) > at(closed["side"], "speedup", 0) + 0.3 }} With an
 # honest clock the word costs nothing, and **what isn't punished is unlearned slowly, if at all**.
 #
-# Judged by their rewards, these runs go well. As in lesson 05: keep a second judge that can't be fooled in the same
-# way, and read what the model writes.
+# By their rewards, these runs go well. As in lesson 05: keep a second judge that can't be fooled in the same way, and
+# read what the model writes.
 #
 # ## 6 · Does the counted clock mean anything?
 #
-# A program of this language also runs on a GPU: each launch becomes a Triton kernel, with `tl.load` for what's loaded,
-# `tl.store` for what's put and a variable for what's kept. Here's the fastest of section 2's greedy programs.
+# A program of this language also runs on a GPU: each launch becomes a Triton kernel. Here's the fastest of section 2's
+# greedy programs.
 
 # %%
 fused = max(right, key=lambda a: a.verdict.metrics["speedup"])
@@ -683,9 +690,9 @@ Code(lower(parse(fused.text), fused.problem.computation), language="python")
 # %% [markdown]
 # We ran three programs each for {{ len({row["program"] for row in lowered["results"]}) }} test problems on an H200:
 # eager, the optimum, and the lines in order with launches that end at random. {{ assert all(row["right"] for row in
-# lowered["results"]) }} Training compares programs, so order matters more than scale. The **rank correlation**
-# (Spearman's) measures order: rank the times in each list, and correlate the ranks. **Look for** the order within each
-# panel, then for the distance to the dotted line.
+# lowered["results"]) }} Training compares programs, so order matters more than scale. **Rank correlation** (Spearman's)
+# measures it: the correlation of the times' ranks. **Look for** the order within each panel, then for the distance to
+# the dotted line.
 
 # %% tags=["hide-input"]
 # @title Figure: counted and measured time
@@ -757,9 +764,8 @@ timed = load_curve("lesson14_measured")  # paid by times measured on the GPU
 # ## 7 · Real kernels
 #
 # In our language a cheat needs a hole in the judge. A model that writes Python can go after the clock, the reference,
-# and the test's own variables. So the judge of our task `kernelbench` trusts nothing that it can measure itself. It
-# runs each candidate in its own process, without your files or network. It makes inputs within a trial, from a seed
-# that nobody knew before; keeps references where no kernel sees them; compares the outputs of timed trials, too; and
+# and the test's own variables. So the judge of our task `kernelbench` runs each candidate in a process without files or
+# network, draws inputs after it's loaded, keeps references where no kernel sees them, checks timed trials, too, and
 # times from outside. Before all that, **rules** read the text and refuse what has no place in a kernel.
 #
 # Here are the rules alone, on a kernel for `relu` and on variants of it:
@@ -796,37 +802,36 @@ for name, text in changes.items():
 assert rules.check(HONEST) is None and sum(rules.check(text) is None for text in changes.values()) == 2
 
 # %% [markdown]
-# The last one passes: nothing in its text is forbidden. Without the launch it returns the memory it was given, so it's
-# `stale` again, in Python. It fails when it runs, because in the checking trials unwritten memory is nan. **Rules catch
-# the cheats you can name; measuring catches the rest.**<br><small>`tests/tasks/kernelbench/cheats.py` submits every
-# published cheat that we know of.</small>
+# The last one passes: nothing in its text is forbidden. Without the launch it returns the memory it was given: `stale`
+# again, in Python. It fails when it runs, because there unwritten memory is nan. **Rules catch the cheats you can name;
+# measuring catches the rest.**<br><small>`tests/tasks/kernelbench/cheats.py` submits every published cheat that we know
+# of.</small>
 #
-# Others report, by their own measurements on KernelBench's problems:
+# Others report on KernelBench's problems:
 #
 # | | model | before → after | speed |
 # | --- | --- | --- | --- |
 # | Kevin (Baronio et al. 2025) | QwQ-32B, several turns | correct 56 → 82% | mean 0.53 → 1.10 times eager |
 # | Makora (Tehrani et al. 2026) | GPT-5, one attempt | correct 43.7 → 77.0% | beats TorchInductor on 14.8 → 21.8% |
-# | Dr. Kernel (Liu et al. 2026) | 14 billion parameters, more test-time turns | — | 31.6% of level 2 ≥ 1.2 × eager |
 #
-# The models whose start is given were often right from the beginning: the first suspect was absent. We have no number
-# of our own: we haven't trained a model in our environment yet.
+# The models whose start is given were often right from the beginning: no first suspect. We haven't trained a model in
+# our environment yet.
 #
 # ## 8 · Case closed
 #
-# Before you train, test the reward. Here's section 4's sum, with speed paid up to ten times, in exercise q3's check,
-# which knows kinds of programs and how often each is right:
+# Before you train, test the reward. Here's section 4's sum, with speed paid up to ten times, in exercise q3's check:
 
 # %%
 summed = Local(lambda compiled, correct, speedup: 0.3 * compiled + correct * (0.3 + speedup.clamp(max=10)))
 check.q3.run(summed, seed=0)
 
 # %% [markdown]
-# Read the first line that fails. Training with this sum ends with the kind **“compiles, computes nothing”**: an honest
-# attempt that is seldom right earns less than an empty program. So the verdict has two parts. If no sample is right,
-# there's nothing to learn about kernels. And if compiling pays, you can earn it without writing one. Our successful
-# runs had the cure: a start that is sometimes right, a reward that an empty program can't win, and a judge that
-# measures for itself. Can you write a reward that passes the whole check?
+# Read the first line that fails. Training with this sum ends with the kind **“compiles, computes nothing”**: section
+# 4's limit again. So here's the verdict. *Nothing to learn from* is guilty: without a right sample, nobody learns
+# kernels. *The reward* is its accomplice: it rose because compiling paid, and the test kernels that compiled gave it
+# away. *The judge* goes free: it called none of them right. Our successful runs had the cure: a start that is sometimes
+# right, a reward that an empty program can't win, and a judge that measures for itself. Can you write a reward that
+# passes the whole check?
 #
 # ## Check yourself
 #
@@ -846,7 +851,7 @@ check.q3.run(summed, seed=0)
 #
 # <details><summary>Answer</summary>
 # One from a judge that isn't the reward: correctness on other inputs, in fresh memory, timed from outside. And read
-# some of the programs.
+# some programs.
 # </details>
 #
 # ## Exercises
@@ -861,4 +866,3 @@ check.q3.run(summed, seed=0)
 # - Tehrani et al. 2026, *Fine-Tuning GPT-5 for GPU Kernel Generation*, arXiv:2602.11000.
 # - Andere 2026, [*A Field Guide to Reward Hacking in AI Kernel
 #   Generation*](https://www.wafer.ai/blog/reward-hacks-field-guide).
-# - Liu et al. 2026, *Dr. Kernel: Reinforcement Learning Done Right for Triton Kernel Generations*, arXiv:2602.05885.
