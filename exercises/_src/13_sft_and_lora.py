@@ -157,8 +157,8 @@ def keep_apart(lengths: torch.Tensor, answers: torch.Tensor, width: int) -> tupl
         [torch.arange(len(lengths)).repeat_interleave(lengths), len(lengths) + torch.arange(width - used)]
     )
     sees = (example[:, None] == example).tril()
-    positions = sees.sum(1) - 1  # how many of its own stand before it
-    from_end = sees.T.sum(1) - 1  # how many of its own stand behind it
+    positions = sees.sum(1) - 1  # how many of its own come before it
+    from_end = sees.T.sum(1) - 1  # how many of its own come after it
     answer = torch.cat([answers.repeat_interleave(lengths), torch.zeros(width - used, dtype=torch.long)])
     return positions, sees, (from_end > 0) & (from_end <= answer)
     # END SOLUTION

@@ -69,28 +69,22 @@ for problem, text in zip(problems, base.texts(rollout.completion_ids, rollout.co
 # ## 1 · RL without one right answer
 #
 # Let's try RL first: {{ RL["num_prompts"] }} problems per step, {{ RL["num_generations"] }} answers to each, the
-# package's version of lesson 01's loop, without a KL term.
-
-# %% tags=["hide-input"]
-# @title Your bet
-STILL = ["they drift a little, as noise pushes them", "not one of them moves", "the wrong answers get less likely"]
-still_bet = bet("All rewards are 0. What do six steps of RL do to the weights?", STILL)
+# package's version of lesson 01's loop, without a KL term. Does sampling at least make the weights drift a little?
 
 # %%
 alone = Experiment(make_config("laptop", **RL, seed=0), twin(base))
 before = [p.detach().clone() for p in alone.policy.model.parameters()]
 steps = [alone.train()[0] for _ in range(6)]
 moved = sum(int((p != b).sum()) for p, b in zip(alone.policy.model.parameters(), before, strict=True))
-still_bet.result(STILL[1] if moved == 0 else STILL[0])
 print("step   reward   groups without signal   gradient norm")
 for step, metrics in enumerate(steps):
     print(f"{step:4}{metrics['reward']:9.2f}{metrics['groups_without_signal']:24.0%}{metrics['grad_norm']:16.2f}")
 print(f"{moved} of {sum(b.numel() for b in before):,} weights have changed")
 
 # %% [markdown]
-# {{ assert moved == 0 }} If all answers in a group get the same reward, every advantage is $R - \bar R = 0$, and so is
-# the gradient. There isn't even drift: after six steps the model is the same, bit for bit.<br><small>Weight decay would
-# have moved it, so it's off.</small>
+# Not one weight has moved. {{ assert moved == 0 }} If all answers in a group get the same reward, every advantage is $R
+# - \bar R = 0$, and so is the gradient. There isn't even drift.<br><small>Weight decay would cause some, so it's
+# off.</small>
 #
 # A problem that is solved with probability $p$ gives a group of $G$ answers a signal with probability
 #
@@ -234,7 +228,18 @@ of_the_loss = share * of_prompts / (share * of_prompts + (1 - share) * none)
 # ## 3 · One row, several examples
 #
 # Padding is computed and thrown away, so we pack several examples into a row. None of them may notice: a token may see
-# only earlier tokens of **its own** example. Here are three ways to put two examples into one row. Which one leaks?
+# only earlier tokens of **its own** example. Here are three ways to call the model on a row of two examples:
+#
+# | | positions | mask |
+# | --- | --- | --- |
+# | one text | 0, 1, 2, … through the row | none given |
+# | positions restart | from 0 in each example | none given |
+# | masked by hand | 0, 1, 2, … through the row | each example sees only itself |
+
+# %% tags=["hide-input"]
+# @title Your bet
+LEAKS = ["one text", "one text, and positions restart", "one text, and masked by hand", "all three"]
+leak_bet = bet("Which of them change the log-probs that the second example has alone?", LEAKS)
 
 # %%
 first, second = demos[1], demos[2]
@@ -248,7 +253,7 @@ additive = torch.zeros(1, 1, n + m, n + m).masked_fill(~block, float("-inf"))
 WAYS = {
     "one text": {"position_ids": running},
     "positions restart": {"position_ids": restarting},
-    "masked by hand, positions run on": {"position_ids": running, "attention_mask": additive},
+    "masked by hand": {"position_ids": running, "attention_mask": additive},
 }
 
 
@@ -263,11 +268,13 @@ with torch.no_grad():
     logits = base.model(second.ids.long()[None]).logits[0, :-1]
     alone_logprobs = logits.log_softmax(-1).gather(1, second.ids[1:, None].long())[:, 0]
 leaks = {name: of_second(**how) - alone_logprobs for name, how in WAYS.items()}
+changed = [name for name, leak in leaks.items() if leak.abs().max() > 1e-3]
+leak_bet.result("all three" if len(changed) == 3 else ", and ".join(changed))
 answer_from = int((~second.learned).sum()) - 1  # what is learned; the first token of all is not predicted
 print("log-probs of the second answer's tokens in the packed row, minus those alone, in nats:")
 for name, leak in leaks.items():
     of_answer = leak[answer_from:]
-    print(f"{name:34} mean {of_answer.mean():+.1e}, mean size {of_answer.abs().mean():.1e}")
+    print(f"{name:20} mean {of_answer.mean():+.1e}, mean size {of_answer.abs().mean():.1e}")
 
 # %% tags=["hide-input"]
 # @title Figure: the leak, token by token
@@ -279,25 +286,27 @@ for x, y, words, color in (
     (n / 2, n + m / 2, "the leak", BLACK),
 ):
     left.text(x, y, words, color=color, ha="center", va="center")
-left.set(title="Which token sees which", xlabel="sees this token", ylabel="this token")
+left.set(title="One text: which token sees which", xlabel="sees this token", ylabel="this token")
 right.plot(leaks["one text"], "o-", color=VERMILION, label="one text")
 right.plot(leaks["positions restart"], "-", color=BLUE, label="positions restart")
 right.axvspan(answer_from - 0.5, m - 1.5, color=ORANGE, alpha=0.15, label="the answer")
-right.set(xlabel="token of the second example", ylabel="log-prob in the row minus alone")
+right.set(xlabel="token of the second example", ylabel="log-prob in the row minus alone, nats")
+right.set_title("What it does to the second example")
 right.legend(fontsize=8)
 plt.show()
 leak_answer = (-leaks["one text"][answer_from:]).mean().item()
 
 # %% [markdown]
-# Read as one text, the second example follows a stranger's question and answer, and its own answer costs {{
-# leak_answer:.2f }} nats more per token. Nothing crashes, and the loss alone doesn't show it. {{ assert leaks["one
-# text"][answer_from:].abs().mean() > 1000 * leaks["positions restart"][answer_from:].abs().mean() and leak_answer > 0
-# }}
+# Only *one text* leaks. {{ assert leaks["one text"][answer_from:].abs().mean() > 1000 * leaks["positions
+# restart"][answer_from:].abs().mean() and leak_answer > 0 and changed == ["one text"] }} There the second
+# example follows a stranger's question and answer, and its own answer costs {{ leak_answer:.2f }} nats more per token.
+# Nothing crashes, and the loss alone doesn't show it.
 #
-# **Why is it enough to restart positions?** Rotary positions enter attention only as differences, so alone they change
-# nothing: with a mask by hand, positions may as well run on. But transformers, given positions and no mask, *infers
-# where examples begin* from the places where positions restart, and masks there. Not every architecture does, so the
-# package tests two short examples on the model before it trains (`check_packing`).
+# **Why may positions run on?** Rotary positions turn queries and keys by angles in proportion to their positions, so
+# only the *difference* of two positions counts. With a mask by hand they may begin anywhere. **And why is it enough to
+# restart them?** transformers, given positions and no mask, infers where examples begin from the places where positions
+# restart, and masks there. Not every architecture does, and learned positions aren't differences. So the package tests
+# two short examples on the model before it trains (`check_packing`).
 #
 # How much does packing save?
 
