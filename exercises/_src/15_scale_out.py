@@ -30,8 +30,8 @@ print("ready")
 # ●●○○○ · 15 minutes
 #
 # The loss is a mean over all tokens of all ranks. Each rank has added up the gradients of its tokens: `sums[rank]`, of
-# `tokens[rank]` tokens in `rows[rank]` answers. Each colleague shows you the vector that the optimizer got.
-# Say what each of them did:
+# `tokens[rank]` tokens in `rows[rank]` answers. Each colleague shows you the vector that the optimizer got. Say what
+# each of them did:
 #
 # | | the vector |
 # | --- | --- |
@@ -148,7 +148,7 @@ check.q2(partners)
 # %% tags=["hide-input"]
 # @title Figure: rounds or bytes
 if check.q2.passed:
-    latency, rate = 20e-6, 12.5e9  # seconds of a message, bytes a second
+    latency, rate = 20e-6, 12.5e9  # seconds per message, bytes per second
     sizes = torch.logspace(1, 10, 100)
     fig, ax = plt.subplots(figsize=(6.5, 3))
     for ranks, color in ((8, "#0072B2"), (64, "#D55E00")):
@@ -156,7 +156,9 @@ if check.q2.passed:
         ax.loglog(sizes, rounds * (latency + sizes / rate), "--", color=color, label=f"your rounds, {ranks} ranks")
         steps = 2 * (ranks - 1)
         ax.loglog(sizes, steps * (latency + sizes / ranks / rate), color=color, label=f"ring, {ranks} ranks")
-    ax.set(xlabel="bytes", ylabel="seconds, by a formula", title=f"{1e6 * latency:g} µs a message, {rate / 1e9:g} GB/s")
+    ax.set(
+        xlabel="bytes", ylabel="seconds, by a formula", title=f"{1e6 * latency:g} µs per message, {rate / 1e9:g} GB/s"
+    )
     ax.grid()
     ax.legend(fontsize=8)
     plt.show()
@@ -259,10 +261,10 @@ if check.q3.passed:
 
 # %% [markdown] tags=["solution"]
 # **`[1, 1]`**: both wait in their send. With small messages it works, since they are buffered, and it hangs on the day
-# the vector grows: the worst kind of bug. `isend`, or one rank that receives first, fixes it. **`[1, 3]`**: rank 1 is
-# through with everything, and rank 0 waits alone. Every rank must call whatever contains a collective. **`[2, 3]`**:
-# the second all-reduce of rank 1 meets another one of rank 0. Here one is left over and it hangs. If both made three,
-# they would add up different things and go on, which is worse. So a rank without a gradient must send zeros.
+# the vector grows: the worst kind of bug. `isend`, or one rank that receives first, fixes it. **`[1, 3]`**: rank 1 has
+# finished, and rank 0 waits alone. Every rank must call whatever contains a collective. **`[2, 3]`**: the second
+# all-reduce of rank 1 meets another one of rank 0. Here one is left over and it hangs. If both made three, they would
+# add up different things and go on, which is worse. So a rank without a gradient must send zeros.
 
 # %% [markdown]
 # ## q4 · Split until it no longer pays
@@ -270,7 +272,7 @@ if check.q3.passed:
 # ●●○○○ · 15 minutes
 #
 # One batch of `rows` rows is split over $P$ ranks, equally many each, so $P$ divides `rows`. A rank takes `start_s +
-# row_s * (its rows)` seconds. Then the gradient, `gradient_bytes`, goes round by a ring at `bytes_per_s`, without
+# row_s * (its rows)` seconds. Then a ring adds up the gradients of `gradient_bytes` at `bytes_per_s`, without
 # latency. **Efficiency** is the time on one rank, over $P$ times the time on $P$ ranks. Return the largest $P$ whose
 # efficiency is at least `least`, as an int. ($P = 1$ has efficiency 1, and `least` is below 1.)
 #
