@@ -770,7 +770,7 @@ for tile in (7, 50):
 #
 # ### By hand or by the compiler?
 #
-# Is it worth it? The course has nine more operations of a training step as kernels in CuTe DSL, from SwiGLU's gradient
+# Is it worth it? The course has nine operations of a training step as kernels in CuTe DSL, from SwiGLU's gradient
 # to AdamW, for you to read.<br><small>In `rlcourse/course/kernels/`. Training uses none of them: the fixed-order pass
 # has Triton kernels (`rlcourse/exact/`), and the plain pass leaves layers to `torch.compile`.</small> On an H200 we
 # raced each against `torch.compile`, which had the same formula in PyTorch.
@@ -866,9 +866,9 @@ print(f"after {w.item():.6f} comes {above.item():.6f}: bf16 has nothing in betwe
 # %% [markdown]
 # Only {{ moved(4e-5):.0f }}%, the ones nearest to 0, where bf16 is finest. {{ assert make_config("laptop").lr == 4e-5
 # and moved(4e-5) < 50 < moved(1e-4) }} All others are rounded back to where they were, in every step, however long you
-# train. And at the GSM8K preset's {{ small_gpu.lr:g }}, {{ 100 - moved(small_gpu.lr):.0f }}% of the model would stand
-# still. {{ assert small_gpu.lr == 3e-6 and moved(3e-6) < 3 }} Here are three ways to store a weight of 0.02 that each
-# step should move by {{ small_gpu.lr:g }}. **Look for** which of them arrive.
+# train. And at the GSM8K preset's {{ small_gpu.lr:g }}, {{ 100 - moved(small_gpu.lr):.0f }}% of these weights would
+# stand still. {{ assert small_gpu.lr == 3e-6 and moved(3e-6) < 3 }} Here are three ways to store a weight of 0.02 that
+# each step should move by {{ small_gpu.lr:g }}. **Look for** which of them arrive.
 
 # %%
 torch.manual_seed(0)

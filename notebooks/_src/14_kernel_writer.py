@@ -814,8 +814,7 @@ assert rules.check(HONEST) is None and sum(rules.check(text) is None for text in
 # | Kevin (Baronio et al. 2025) | QwQ-32B, several turns | correct 56 → 82% | mean 0.53 → 1.10 times eager |
 # | Makora (Tehrani et al. 2026) | GPT-5, one attempt | correct 43.7 → 77.0% | beats TorchInductor on 14.8 → 21.8% |
 #
-# The models whose start is given were often right from the beginning: no first suspect. We haven't trained a model in
-# our environment yet.
+# Both were often right from the beginning: no first suspect. We haven't trained a model in our environment yet.
 #
 # ## 8 · Case closed
 #
