@@ -505,10 +505,10 @@ for compiling, shares in sums.items():
     print(f"{compiling} for compiling:", *(f"{name} {a:.0f} → {b:.0f}%" for name, (a, b) in shares.items()), sep="  ")
 
 # %% [markdown]
-# With 0.3 for compiling, twice as many samples compile, and hardly any is right. {{ assert 1.6 < compiled[1] /
-# compiled[0] < 2.4 and correct[1] < 3 }} **Those are the case's fingerprints**: 3 of 20, then 6, and none right.
-# Without the 0.3, compiling doesn't rise either. {{ assert sums[0.0]["compiled"][1] < 1.3 * sums[0.0]["compiled"][0] }}
-# Neither reward teaches kernels; the sum just looks better in the log.
+# With 0.3 for compiling, twice as many samples compile, and hardly any is right. {{ assert 1.6 * compiled[0] <
+# compiled[1] < 2.4 * compiled[0] and correct[1] < 3 }} **Those are the case's fingerprints**: 3 of 20, then 6, and none
+# right. Without the 0.3, compiling doesn't rise either. {{ assert sums[0.0]["compiled"][1] < 1.3 *
+# sums[0.0]["compiled"][0] }} Neither reward teaches kernels; the sum just looks better in the log.
 #
 # Was 0.3 too much? You can work that out before you train. An empty program computes nothing and always compiles.
 
