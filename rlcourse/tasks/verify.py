@@ -102,8 +102,8 @@ def extract_strict(text: str) -> str | None:
     Exactly four #, anywhere in a line, then spaces or tabs, then the number. The rest of the line may hold a unit
     without digits and a full stop, nothing else: `#### 12 apples.`, `#### 60 km/h`, `#### 50%` are read; `####12`,
     `#### x = 12`, `#### 3 million`, `#### 5 + 7 = 12`, `#### 1. Add both`, `#### **12**` are passed over, so an earlier
-    one counts. GSM8K's own grader takes the first match of `#### (\-?[0-9\.\,]+)`: it ignores the rest of the line and refuses a
-    currency sign.
+    one counts. GSM8K's own grader takes the first match of `#### (\-?[0-9\.\,]+)`: it ignores the rest of the line and
+    refuses a currency sign.
     """
     return _first_readable(reversed(STRICT.findall(text)))
 
