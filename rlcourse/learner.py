@@ -40,8 +40,9 @@ class Learner:
                 self.reference = initial.eval().requires_grad_(False)
             else:
                 self.reference = policy.model if has_adapter(policy.model) else frozen_copy(initial or policy.model)
-            self.reference_pass = model_pass(self.reference, config, as_base=True)
         self.policy_pass = model_pass(policy.model, config, config.compile)
+        if self.reference is not None:
+            self.reference_pass = model_pass(self.reference, config, as_base=True)
         groups = [{"params": [p for p in policy.model.parameters() if p.requires_grad], "peak_lr": config.lr}]
         self.value_head = None
         if config.advantage == "gae":

@@ -23,6 +23,7 @@ from rlcourse.settings import Settings
 FIND_A_RUN = ("preset", "algorithm", "data", "seed", "output", "name")  # settings that say which run --resume means
 MAY_DIFFER = ("steps", "output", "name", "engine", "device", "shard", "save_every", "log_to")  # that it may change
 SAMPLES_A_STEP = 4
+LOGS = "metrics.jsonl", "evals.jsonl", "samples.jsonl", "warnings.jsonl"
 
 
 def new_run(config: TrainConfig) -> "RunFolder":
@@ -148,10 +149,9 @@ class RunFolder(AbstractContextManager):
 
     def forget_after(self, step: int) -> None:
         """Drop the lines after `step`, that of a checkpoint; they'll be logged again."""
-        logs = (self.path / f"{name}.jsonl" for name in ("metrics", "evals", "samples", "warnings"))
-        kept = {path: [line for line in read_lines(path) if line["step"] <= step] for path in logs if path.exists()}
-        for path, lines in kept.items():  # all of them are read before one is written
-            write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+        kept = {log: self.lines(log) for log in LOGS if (self.path / log).exists()}
+        for log, lines in kept.items():  # all of them are read before one is written
+            write_text(self.path / log, "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step))
 
     def finish(self, summary: dict[str, Any], curves: str) -> None:
         """Write curve.png (curves: a name in `rlcourse.measure.plots`), then summary.json: the run is finished."""

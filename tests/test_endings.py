@@ -197,7 +197,7 @@ def test_a_run_does_not_go_on_with_another_base(options, name, folder, tiny, tmp
 def test_a_line_of_a_log_that_cannot_be_used_is_named(run):
     (run / "samples.jsonl").write_text("[\n" + (run / "samples.jsonl").read_text())
     said = refusal(run)
-    assert said.startswith(f"{run / 'samples.jsonl'}, line 1 is not a JSON object")
+    assert said.startswith(f"{run / 'samples.jsonl'}, line 1 is not JSON")
     assert said.endswith(": take that line out, or start a new run.")
 
 
