@@ -8,8 +8,8 @@
 
 # %% [markdown]
 # First make your loop GRPO, as [lesson 03](../notebooks/03_grpo.ipynb) has it. Then four puzzles: tell from a log which
-# trainer wrote it, make a data set as silent as you're asked to, build a better KL penalty, and compute what GRPO's
-# estimate points at. Write your code where it says `# YOUR CODE HERE`, then run the cell below it. Use `torch` and
+# trainer wrote it, make a data set as silent as you're asked to, build a better KL penalty, and work out where GRPO's
+# estimate points. Write your code where it says `# YOUR CODE HERE`, then run the cell below it. Use `torch` and
 # Python's own modules: each function must be self-contained.
 
 # %%
@@ -101,7 +101,7 @@ print("greedy:", " → ".join(f"{row['accuracy']:.0%}" for row in log if row["ac
 # | 3 | GRPO: the same, over the deviation of the group plus 0.0001 |
 # | 4 | GRPO with the wrong groups: every `rows / num_generations`-th row makes a group |
 #
-# There are two difficulties. Every trainer scales the loss its own way, so the weights are multiplied by an **unknown
+# Two things make this harder. Every trainer scales the loss its own way, so the weights are multiplied by an **unknown
 # positive factor**. And the log has only three digits. Return the number of the trainer.
 
 # %%
@@ -121,8 +121,8 @@ print(torch.stack([rewards, weights]).view(2, 3, 4))
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# A list of five vectors `[rows]`, each made to have length 1, and a number that says how well each agrees with the log.
-# No threshold is needed: take the best.
+# A list of five vectors `[rows]`, each scaled to length 1, and a number that says how well each agrees with the log. No
+# threshold is needed: take the best.
 # </details>
 
 
@@ -202,7 +202,7 @@ def data_set(mean: float, share: float, num_generations: int) -> torch.Tensor:
 check.q3(data_set)
 
 # %% [markdown]
-# Three data sets of yours that a report on accuracy could not tell apart.
+# Here are three of your data sets. A report on accuracy couldn't tell them apart.
 
 # %%
 if check.q3.passed:
@@ -222,7 +222,7 @@ if check.q3.passed:
 # that are all solved always or never. So ask for the distribution of the success rates, never for the mean alone.
 
 # %% [markdown]
-# ## q4 · The penalty that none of the three is
+# ## q4 · A penalty with the right gradient
 #
 # ●●●●○ · 20 minutes
 #
@@ -299,7 +299,7 @@ if check.q4.passed:
 # next token alone: what a token does to the states after it is left out, here and in GRPO's loss.
 
 # %% [markdown]
-# ## q5 · What the estimate points at
+# ## q5 · Where the estimate points
 #
 # ●●●●○ · 20 minutes
 #
@@ -311,10 +311,10 @@ if check.q4.passed:
 #
 # Compute the **expectation** of $\hat g$ exactly, by going through all groups with their probabilities, for two kinds
 # of advantages. Return `[2, actions]`: in the first row with $A_i = R_{y_i} - \bar R$, the mean being that of the whole
-# group; in the second with the same divided by the deviation of the group (with $G - 1$, as `torch.std` has it) plus
+# group; in the second with the same divided by the deviation of the group (with $G - 1$, as in `torch.std`) plus
 # `1e-4`.
 #
-# Shapes: `logits` `[actions]`, `rewards` `[actions]`, `num_generations` a number. At most some thousand groups.
+# Shapes: `logits` `[actions]`, `rewards` `[actions]`, `num_generations` a number. At most a few thousand groups.
 #
 # <details><summary>Hint 1: a question</summary>
 # How many different groups are there, if the order of the draws counts and an action may come twice? And what is the
@@ -352,8 +352,8 @@ def expected_gradients(logits: torch.Tensor, rewards: torch.Tensor, num_generati
 check.q5(expected_gradients)
 
 # %% [markdown]
-# Your function for a problem with two answers, a right one with probability $p$ and a wrong one, over the exact
-# gradient $p(1-p)$. **Look for** which lines are flat, and which aren't.
+# Your result, divided by the exact gradient $p(1-p)$, for a problem with two answers, a right one with probability $p$
+# and a wrong one. **Look for** which lines are flat, and which aren't.
 
 # %%
 if check.q5.passed:

@@ -47,7 +47,8 @@ PROMPTS, GROUP, LIMIT, task = loop.PROMPTS, loop.GROUP, loop.LIMIT, loop.task
 # PPO wants to know how good an answer is **compared with what was expected**, so it trains a critic to say what to
 # expect. In lesson 02 the critic was a small head. For large models the usual recipe is a second network of the
 # policy's size, with its own gradients and optimizer states. In float32 a parameter trained with AdamW takes 4 bytes
-# for itself, 4 for its gradient and 8 for the two moments. A frozen one, as in a reference model, takes 4.
+# for itself, 4 for its gradient and 8 for the two moments. A frozen one, as in a reference model (section 4), takes 4.
+# **Look for** the largest model that fits on one GPU, with a critic and without.
 
 # %% tags=["hide-input"]
 # @title Figure: what is in memory
@@ -80,7 +81,7 @@ plt.show()
 #
 # $$A_i = \frac{R_i - \bar R}{\mathrm{std}(R_1, \dots, R_G) + 10^{-4}} .$$
 #
-# The small constant keeps $0/0$ away. In the loop this is the function `weigh`:
+# The small constant keeps $0/0$ away. In your loop, `normalized` takes the place of `weigh`:
 
 
 # %%
@@ -141,8 +142,8 @@ rare = table[1, 0].item()
 # A lone success counts {{ rare:.2f }} instead of {{ 1 - 1 / GROUP:.2f }}, {{ rare / (1 - 1 / GROUP):.1f }} times as
 # much; a right answer in a group that is evenly split only {{ 2 * table[GROUP // 2, 0].item():.1f }} times as much. {{
 # assert rare / (1 - 1 / GROUP) > 1.3 * 2 * table[GROUP // 2, 0].item() }} So hard prompts, and very easy ones, count
-# for more. A unanimous group contributes nothing. And the advantages don't depend on the unit of the rewards: a judge
-# who pays 100 for one problem can't drown out those who pay 1. That sounds like pure gain.
+# for more. A unanimous group contributes nothing. And the advantages don't depend on the unit of the rewards: a problem
+# that pays 100 can't drown out those that pay 1. That sounds like pure gain.
 #
 # ## 3 · Your loop with two functions changed
 #
@@ -161,8 +162,7 @@ rare = table[1, 0].item()
 #    $\beta = 0$.
 #
 # **Put it into your loop**: it's [the first exercise](../exercises/03_grpo.ipynb). Here ours runs, with one step per
-# rollout, this course's default for GRPO. So the policy that samples is the one that learns, the ratio is 1, and the
-# clip has nothing to do.
+# rollout, this course's default for GRPO. So the ratio is 1, and the clip has nothing to do.
 
 # %%
 STEPS, ASKED = pick(5, 25), pick(8, 200)
@@ -179,9 +179,9 @@ plain_policy, plain = run(normalized)
 print("greedy accuracy:", " → ".join(f"{row['accuracy']:.1%}" for row in plain if row["accuracy"] is not None))
 
 # %% [markdown]
-# It learns. Now somebody would like answers to be a little shorter and adds a bonus for brevity. They're careful: a
-# right answer earns 1, and the bonus is at most a **thousandth** of that. So a short wrong answer can never earn more
-# than a long right one.
+# It learns. Now somebody wants slightly shorter answers and adds a bonus for brevity. They're careful: a right answer
+# earns 1, and the bonus is at most a **thousandth** of that. So a short wrong answer can never earn more than a long
+# right one.
 
 
 # %%
@@ -280,16 +280,16 @@ silent_at_first = sum(sum(steps[:5]) / 5 for steps in silent_seeds) / len(silent
 
 # %% [markdown]
 # {{ assert all_wrong and loud.std() > 0.6 }} Nothing was at stake in this group, and yet its advantages are nearly as
-# large as those of any other. They push up the bare guesses of {{ bare }} tokens, and push down the longer attempts.
-# The division that amplifies hard prompts amplifies **every** difference within a group. At the start of training {{
-# 100 * silent_at_first:.0f }}% of the groups are unanimous, and with the bonus these shout "shorter!". Any meaningless
-# tie-breaker gets amplified the same way: the noise of a reward model, a score for format.
+# large as in a group with both right and wrong answers. They push up the bare guesses of {{ bare }} tokens, and push
+# down the longer attempts. The division that amplifies hard prompts amplifies **every** difference within a group. At
+# the start of training {{ 100 * silent_at_first:.0f }}% of the groups are unanimous, and with the bonus these shout
+# "shorter!". Any meaningless tie-breaker gets amplified the same way: the noise of a reward model, a score for format.
 #
 # ## 4 · A leash: the KL divergence
 #
 # Could you keep the policy from drifting off like this? The clip limits what one rollout can do, but over a hundred
-# rollouts the policy can still go anywhere. To keep it near a *reference* $\pi_\text{ref}$, usually the model before
-# RL, charge for the distance
+# rollouts the policy can still go anywhere. So tie it to a *reference* $\pi_\text{ref}$, usually the model before RL:
+# charge it for the distance
 #
 # $$\text{KL}(\pi \,\|\, \pi_\text{ref}) = \mathbb{E}_{y \sim \pi}\big[\log\pi(y) - \log\pi_\text{ref}(y)\big] ,$$
 #
@@ -363,8 +363,8 @@ pull_bet.result(PULLS[2] if left["k1"] > 0.5 > max(left["k2"], left["k3"]) else 
 # %% [markdown]
 # {{ assert left["k1"] > 0.7 and max(left["k2"], left["k3"]) < 0.1 }} $k_1$, right on average, pulls nowhere. The reason
 # is in lesson 01. Autograd differentiates the estimate at the tokens that were drawn, and $\nabla k_1 = \nabla \log
-# \pi$ is the score, whose mean is zero. Autograd doesn't see that $\theta$ also decides *which* tokens are drawn. **The
-# value of an estimator and its gradient are two things:**
+# \pi$ is the score, whose mean is zero. Autograd doesn't see that $\theta$ also decides *which* tokens are drawn. **A
+# good value doesn't make a good gradient:**
 #
 # | | as a value | mean gradient as a loss |
 # | --- | --- | --- |
@@ -382,9 +382,9 @@ for name, kl in kls.items():  # the table's last column, summed over all tokens
     assert torch.allclose(*pair, atol=1e-6), name
 
 # %% [markdown]
-# So a KL can go in two places. **In the reward**, as PPO for language models usually has it: each token pays, $r_t = R
-# \text{ at the last token} - \beta\, k_1$. There it's a number that is never differentiated, so its value must be
-# right, and GAE passes the price on to earlier tokens. **In the loss**, as GRPO has it: $\beta k_3$, or $k_2$.
+# So a KL can go in two places. **In the reward**, as PPO for language models usually has it: each token pays $\beta
+# k_1$, and the last one also earns $R$. There it's a number that is never differentiated, so its value must be right,
+# and GAE passes the price on to earlier tokens. **In the loss**, as GRPO has it: $\beta k_3$, or $\beta k_2$.
 #
 # ### Does the leash help?
 #
@@ -419,13 +419,13 @@ saved = (mean["leashed"] - mean["normalized"]) / (mean["centered"] - mean["norma
 leash_bet.result(FATES[0] if saved > 0.75 else FATES[1] if saved > 0.25 else FATES[2])
 
 # %% [markdown]
-# The bonus alone ends at {{ mean["normalized"]:.0f }}% on average, with the KL at {{ mean["leashed"]:.0f }}%: some runs
-# gain, others lose. {{ assert abs(saved) < 0.25 and min(gains) < 0 < max(gains) }} Ten times the weight, β = {{
-# records["short_leash"]["setup"]["kl_coef"] }}, does no better. {{ assert records["short_leash"]["setup"]["kl_coef"] ==
-# 0.4 and mean["short_leash"] < mean["leashed"] + 5 }} Why? The KL is zero at the reference, and so is its gradient. It
-# begins to pull only once the policy has moved, and then it pulls back from everything that was learned, good and bad
-# alike: it bounds how **far** a policy goes, not **where**. And it costs a frozen copy in memory and one more forward
-# pass over every answer. DAPO and Dr. GRPO leave it out.
+# On the right, each mark is a run. The bonus alone ends at {{ mean["normalized"]:.0f }}% on average, with the KL at {{
+# mean["leashed"]:.0f }}%: some runs gain, others lose. {{ assert abs(saved) < 0.25 and min(gains) < 0 < max(gains) }}
+# Ten times the weight, β = {{ records["short_leash"]["setup"]["kl_coef"] }}, does no better. {{ assert
+# records["short_leash"]["setup"]["kl_coef"] == 0.4 and mean["short_leash"] < mean["leashed"] + 5 }} Why? The KL is zero
+# at the reference, and so is its gradient. It begins to pull only once the policy has moved, and then it pulls back
+# from everything that was learned, good and bad alike. It limits how **far** a policy goes and not **where**. And it
+# costs a frozen copy in memory and one more forward pass over every answer. DAPO and Dr. GRPO leave it out.
 #
 # Without the division (green), the runs with the bonus end at {{ min(final["centered"]):.0f }} to {{
 # max(final["centered"]):.0f }}%: there, a thousandth of a point has a thousandth of the weight. {{ assert
@@ -435,7 +435,8 @@ leash_bet.result(FATES[0] if saved > 0.75 else FATES[1] if saved > 0.25 else FAT
 # ## 5 · Groups that say nothing
 #
 # A group whose answers are all right or all wrong has no gradient, unless there's a KL in the loss. You paid for it and
-# it teaches nothing: it is **silent**. For a problem that is solved with probability $p$, that happens with probability
+# it teaches nothing: it is **silent**. A group of $G$ answers to a problem that is solved with probability $p$ is
+# silent with probability
 #
 # $$P(\text{silent}) = p^G + (1-p)^G .$$
 
@@ -454,7 +455,7 @@ def draw_silent(ax, group: int) -> None:
 explorer(draw_silent, static=[{"group": 2}, {"group": 8}, {"group": 32}], group=(8, 2, 64, 1))
 
 # %% [markdown]
-# How many groups are silent in training? Five recorded runs of GRPO with groups of eight can tell.
+# How many groups are silent in training? We recorded five runs of GRPO with groups of eight.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -477,9 +478,9 @@ silent_bet = bet(
 silent_bet.result(signal["groups_without_signal"][:, AT].tolist())
 
 # %% [markdown]
-# Put {{ share_then:.2f }} into the formula and you get {{ at_mean:.0f }}%. {{ assert
-# signal["groups_without_signal"][:, AT].min() > 5 + at_mean }} Why is it so far off? Look for the reason in the policy
-# that you've just trained without the bonus: take many samples for each of some training problems.
+# Put {{ share_then:.2f }} into the formula and you get {{ at_mean:.0f }}%. {{ assert signal["groups_without_signal"][:,
+# AT].min() > 5 + at_mean }} Why is it so far off? Ask the policy that you've just trained without the bonus: sample
+# some training problems many times.
 
 # %%
 MANY, asked = 64, task.problems("train")[: pick(8, 64)]
@@ -536,19 +537,19 @@ counted, curve = silent_share(GROUP), signal["groups_without_signal"].mean(0)
 
 # %% [markdown]
 # {{ curve[AT]:.0f }}% on record, and {{ counted:.0f }}% for your policy. {{ assert counted > 5 +
-# from_mean[sizes.index(GROUP)] }} The formula is right for **one** problem. But problems differ: groups of very hard or
-# very easy ones are nearly always unanimous, and the problems in between can't make up for it. So your accuracy doesn't
-# tell you how many groups teach something; the spread of the problems does. Exercise 3 takes this to its limit.
+# from_mean[sizes.index(GROUP)] }} The formula is right for **one** problem. But problems differ. Groups of very hard or
+# very easy ones are nearly always silent, and the problems in between can't make up for it. So your accuracy doesn't
+# tell you how many groups teach something; the spread of the problems does.
 #
 # On the left, the silent share starts at {{ curve[0]:.0f }}%, falls to {{ curve.min():.0f }}% as hard problems come
-# within reach, and rises again as more and more are always solved. {{ assert curve.argmin() not in (0, len(curve) - 1)
-# }}
+# within reach, and rises again as more and more problems are always solved. {{ assert curve.argmin() not in (0,
+# len(curve) - 1) }}
 #
 # **Dynamic sampling** (DAPO, Yu et al. 2025) throws silent groups away and samples other prompts until the batch is
 # full. So every step learns from a full batch, at the price of more samples. Is it worth that? Below are runs with and
 # without it, {{ load_curve("lesson03_dynamic")["setup"]["num_prompts"] }} prompts × {{
-# load_curve("lesson03_dynamic")["setup"]["num_generations"] }} answers per step, plotted twice: over steps, and over
-# the number of answers sampled.
+# load_curve("lesson03_dynamic")["setup"]["num_generations"] }} answers per step. **Look for** which is ahead by steps,
+# and by answers.
 
 # %% tags=["hide-input"]
 # @title Figure: dynamic sampling, by steps and by answers
@@ -586,7 +587,7 @@ dear = int((price["dynamic"] >= price["16x8"][-1]).int().argmax())  # when it ha
 
 # %% [markdown]
 # **By steps** it's a little ahead, {{ mean_of["dynamic"][at_30]:.1f }} to {{ mean_of["16x8"][at_30]:.1f }}% at step 30.
-# {{ assert mean_of["dynamic"][at_30] > mean_of["16x8"][at_30] + 1 }} **By answers** it is far behind: {{
+# {{ assert mean_of["dynamic"][at_30] > mean_of["16x8"][at_30] + 1 }} **By answers** it's far behind: {{
 # price["dynamic"][dear]:,.0f }} take it to {{ mean_of["dynamic"][dear]:.1f }}%, and {{ price["16x8"][-1]:,.0f }} take
 # the run that keeps its silent groups to {{ mean_of["16x8"][-1]:.1f }}%. {{ assert mean_of["dynamic"][dear] <
 # mean_of["16x8"][-1] - 5 }} Where sampling is most of the cost, as at the top of lesson 02, that's a bad bargain. It
@@ -597,7 +598,7 @@ dear = int((price["dynamic"] >= price["16x8"][-1]).int().argmax())  # when it ha
 # ## 6 · Many prompts or large groups?
 #
 # A step has room for {{ make_config().num_prompts * make_config().num_generations }} answers. Large groups have a
-# better baseline and are less often silent. With many prompts, the gradient is that of the task, not of a few problems.
+# better baseline and are less often silent. Many prompts make the gradient that of the task, not of a few problems.
 # Below are five splits, {{ len(load_curve("lesson03_16x8")["results"]) }} seeds each, at half the default learning rate
 # so that they have time to come apart. {{ assert load_curve("lesson03_16x8")["setup"]["lr"] == make_config().lr / 2 }}
 
@@ -654,7 +655,7 @@ def final_of(name: str) -> list[float]:
 # for all, tuned for none.)
 #
 # So don't minimise silence for its own sake. On this task 4, 8 or 16 answers per prompt do about equally well. With 64,
-# a step has only two problems left, and that's too few.
+# only two problems fit into a step, and that's too few.
 #
 # ## 7 · GRPO against RLOO
 #
@@ -713,7 +714,7 @@ def final_of(name: str) -> list[float]:
 # ## Exercises
 #
 # [exercises/03_grpo.ipynb](../exercises/03_grpo.ipynb): make your loop GRPO, tell from a log which trainer wrote it,
-# make a data set as silent as you're asked to, build a better KL penalty, and compute what GRPO's estimate points at.
+# make a data set as silent as you're asked to, build a better KL penalty, and work out where GRPO's estimate points.
 # Then go on to [04 · Dr. GRPO](04_dr_grpo.ipynb).
 #
 # ## Further reading
