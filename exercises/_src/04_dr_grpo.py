@@ -357,9 +357,9 @@ except NotImplementedError:
 # `weights` is `[limit]`; `cut` is for those that are cut off. GRPO has `weights` $= 1/L$ and `cut` = 1/limit; Dr. GRPO
 # has the same number everywhere; DAPO leaves out answers that were cut off, `cut` = 0.
 #
-# All answers have $A = 1$. Return the mean of the gradient with respect to $\theta$,
-# $\mathbb{E}\big[w(y)\, \frac{d}{d\theta} \log \pi(y)\big]$, as a number. Where it is positive, answers that all earn
-# the same learn to stop sooner if what they earn is above average, and to run on if it is below.
+# All answers have $A = 1$. Return the mean of the gradient with respect to $\theta$, $\mathbb{E}\big[w(y)\,
+# \frac{d}{d\theta} \log \pi(y)\big]$, as a number. Where it's positive, these right answers learn to stop sooner. With
+# $A = -1$ the sign flips: there, wrong answers learn to run on.
 #
 # <details><summary>Hint 1: a question</summary>
 # An answer is cut off after `limit` tokens. Which decisions has it made? How do they differ from those of an answer
@@ -391,7 +391,7 @@ def drift(weights: torch.Tensor, cut: float, q: float) -> float:
 check.q5(drift)
 
 # %% [markdown]
-# Four recipes through your function, by the mean length that the policy would have without a limit. Zero is fair; above
+# Your function on four recipes, over the mean length that the policy would have without a limit. Zero is fair; above
 # it, wrong answers grow. Each recipe is scaled so that its mean weight is 1.
 
 # %%

@@ -61,9 +61,10 @@ task = loop.task
 #
 # **Make the two deletions** in [the first exercise](../exercises/04_dr_grpo.ipynb).
 #
-# Both divisions look like harmless scaling. Are they? Here is the race: the embedded model, {{ lesson04.SLOW["steps"]
-# }} steps at a quarter of the usual learning rate, so that we can watch; up to {{ lesson04.SLOW["max_new_tokens"] }}
-# tokens per answer; {{ len(load_curve("lesson04_slow_grpo")["results"]) }} seeds each. Only the two divisions differ.
+# Both divisions look like harmless scaling. Are they? Here is the race: the course's small model, {{
+# lesson04.SLOW["steps"] }} steps at a quarter of the usual learning rate, so that we can watch; up to {{
+# lesson04.SLOW["max_new_tokens"] }} tokens per answer; {{ len(load_curve("lesson04_slow_grpo")["results"]) }} seeds
+# each. Only the two divisions differ. Bet on the means over seeds, at step 10 and at the end.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -146,9 +147,9 @@ plt.show()
 #   = \mathbb{E}\Big[\frac{A}{|y|}\, \nabla \log \pi(y)\Big]
 #   = \nabla\, \mathbb{E}\Big[\frac{A}{|y|}\Big] \quad (A \text{ a given function of } y).$$
 #
-# So this loss does not maximise what an answer earns but what it earns **per token**. A right answer ($A > 0$) does
-# better if it's short. A wrong one ($A < 0$) pays a fine of $|A|/|y|$, and can make it as small as it likes by rambling
-# on. Nobody asked for either. There are three common ways to add up the tokens of a batch of $N$ answers:
+# So this loss doesn't maximise what an answer earns but what it earns **per token**. A right answer ($A > 0$) does
+# better if it's short. A wrong one ($A < 0$) pays a fine of $|A|/|y|$, and the longer it rambles on, the smaller the
+# fine. There are three common ways to add up the tokens of a batch of $N$ answers:
 #
 # | sum of the token losses, divided by | who | weight of one token |
 # | --- | --- | --- |
@@ -161,8 +162,8 @@ plt.show()
 # How strong is that pull? Here is the smallest policy whose answers have a length: after each token it stops with
 # probability $q = \sigma(\theta)$, else it goes on. An answer of length $L$ has $\log \pi = (L - 1) \log(1 - q) + \log
 # q$, and its derivative with respect to $\theta$ is $1 - qL$. Suppose **all** answers have the same advantage $A$,
-# whatever their length. Then no length is better than another, so a fair gradient is 0 on average. The plain one is,
-# since $\mathbb{E}[L] = 1/q$. GRPO's division makes it
+# whatever their length. Then no length is better than another, so a fair gradient is 0 on average. Without a division
+# it is, since $\mathbb{E}[L] = 1/q$. GRPO's division makes it
 #
 # $$\mathbb{E}\Big[\frac{A}{L}(1 - qL)\Big] = A \Big(\mathbb{E}\Big[\frac1L\Big] - \frac{1}{\mathbb{E}[L]}\Big).$$
 #
@@ -197,7 +198,7 @@ display(Markdown("\n".join(table)))
 # the mean over 128 next to nothing. {{ assert kept[128][0] < 0.02 }} A constant has none. Now let the coin learn, once
 # with answers that are all wrong and once with answers that are all right, 16 per step. They start at ten tokens on
 # average, and the limit is 80. (Dr. GRPO's constant is 10 here and not the limit, so that its steps are at first about
-# as large as those of `token_mean`.) **Look for** which bands have a direction and which only spread.
+# as large as those of `token_mean`.) **Look for** which lines drift and which stay put.
 
 # %% tags=["hide-input"]
 # @title Figure: the coin learns
@@ -245,7 +246,7 @@ plt.show()
 #
 # ## 4 · The same with a language model
 #
-# We build the coin's situation on purpose. Of eight answers to a problem, four are made to begin with filler (`{{
+# Now we put the model in the coin's place. Of eight answers to a problem, four are made to begin with filler (`{{
 # lesson04.THINK }}`), and earn 0; the other four are made to begin with the first line of the working, and earn 1. The
 # model writes the rest, and what it writes **doesn't change the reward**. The openings are part of the prompts: they
 # aren't trained, and their tokens aren't counted. In your loop, that replaces two more functions, `roll_out` and
@@ -312,9 +313,9 @@ live = {"GRPO": run(normalized, changes.grpo, STEPS), "Dr. GRPO": run(centered, 
 
 # %% [markdown]
 # The figure shows your two runs as black marks, over recorded ones of {{ SETTINGS["steps"] }} steps with {{
-# len(load_curve("lesson04_isolated_grpo")["results"]) }} seeds each. On the right is the control. If the fate of an
-# opening is what matters, then swapping the rewards must reverse the effect; and where a coin decides what an answer
-# earns, GRPO must leave the length alone.
+# len(load_curve("lesson04_isolated_grpo")["results"]) }} seeds each. On the right is the control. If what an opening
+# earns is what matters, then swapping the rewards must reverse the effect. And if each answer's reward is drawn at
+# random (orange), GRPO must leave the length alone.
 
 # %% tags=["hide-input"]
 # @title Figure: answers whose fate is sealed
@@ -370,21 +371,21 @@ for name, (trained, _) in live.items():
 # %% [markdown]
 # **When is it fair, then?** Section 2 has the answer: GRPO climbs $\mathbb{E}[A / |y|]$. If the advantage is 0 on
 # average whatever has been written so far, $\mathbb{E}[A \mid s_t] = 0$ in every state up to the last token, then
-# $\mathbb{E}[A/|y|]$ is 0 for every policy and there is nothing to climb. That's the coin of the right panel. The bias
+# $\mathbb{E}[A/|y|]$ is 0 for every policy and there is nothing to climb. That's the orange line on the right. The bias
 # acts in states that do better or worse than average: an opening beyond saving, a derailed line of thought, a problem
 # that is nearly solved.
 #
 # ## 5 · Why it led, and why it lost
 #
-# Real training forces no openings. But the embedded model gets into such states by itself. It **guesses**, with `####`
-# and a number: the shortest wrong answer there is, about five tokens. {{ assert len(policy.tokenizer("#### 12",
+# Real training forces no openings. But the model gets into such states by itself. It **guesses**, with `####` and a
+# number: the shortest wrong answer there is, about five tokens. {{ assert len(policy.tokenizer("#### 12",
 # add_special_tokens=False)["input_ids"]) + 1 == 5 }} And it writes **garbage**, which goes on for {{ fmean(v for seed
 # in load_curve("lesson04_kinds_grpo")["results"] for v in seed["steps"]["garbage_length"][:5]):.0f }} tokens (lesson 00
 # has both). Under GRPO, at the same advantage, one token of a wrong guess is pushed down {{ fmean(v for seed in
 # load_curve("lesson04_kinds_grpo")["results"] for v in seed["steps"]["garbage_length"][:5]) / 5:.0f }} times as hard as
 # one of garbage. Here are the first {{ lesson04.BEGINNING["steps"] }} steps of the race, rerun with {{
-# len(load_curve("lesson04_kinds_grpo")["results"]) }} seeds and every answer sorted by kind. On the right, from the
-# race itself, is the length of the wrong ones. **Look for** what each method gets rid of, and how fast.
+# len(load_curve("lesson04_kinds_grpo")["results"]) }} seeds and every answer sorted by kind. On the right is the length
+# of wrong samples, from the race itself. **Look for** what each method gets rid of, and how fast.
 
 # %% tags=["hide-input"]
 # @title Figure: what the two get rid of
@@ -454,9 +455,9 @@ plt.show()
 #
 # ## 6 · The other division: which problems count
 #
-# Now the standard deviation; leave out the division by the length for this section. Let a prompt be solved with
-# probability $p$. The plain gradient of a prompt is $\nabla p$. Rewards of 0 and 1 have the deviation $\sqrt{p(1-p)}$,
-# so in large groups GRPO follows
+# Now the standard deviation, without the division by the length. Let a prompt be solved with probability $p$. The plain
+# gradient of a prompt is $\nabla p$. Rewards of 0 and 1 have the deviation $\sqrt{p(1-p)}$, so in large groups GRPO
+# follows
 #
 # $$\frac{\nabla p}{\sqrt{p(1-p)}} = \nabla\, 2 \arcsin \sqrt p,$$
 #
@@ -504,10 +505,10 @@ ends_of_8 = (prompt_weight(torch.tensor([1e-6, 0.5], dtype=torch.float64), 8)).t
 weight_bet.result(ends_of_8[0] / ends_of_8[1])
 
 # %% [markdown]
-# The curve for large groups blows up at both ends. A small group's can't: a success that is never drawn has no weight.
-# In groups of eight the hardest problems count at most {{ ends_of_8[0] / ends_of_8[1]:.2f }} times as much as one that
-# is solved half of the time. How much is that on real samples? Here are sixteen answers to each of {{ pick(8, 96) }}
-# problems, with $\sum_i |A_i|$ as a group's weight in the update:
+# The curve for large groups blows up at both ends. A small group's can't: it rarely draws a hard problem's success at
+# all. In groups of eight the hardest problems count at most {{ ends_of_8[0] / ends_of_8[1]:.2f }} times as much as one
+# that is solved half of the time. Here are sixteen answers to each of {{ pick(8, 96) }} problems, with $\sum_i |A_i|$
+# as a group's weight in the update:
 
 # %%
 problems = task.problems("train")[: pick(8, 96)]
@@ -528,21 +529,21 @@ for name, (of_hard, of_easy) in share.items():
 print(f"no gradient at all: {(success == 0).sum()} of {len(problems)} never solved, {(success == 1).sum()} always")
 
 # %% [markdown]
-# This model finds most problems hard, so the hard end gains, {{ share["GRPO"][0] - share["Dr. GRPO"][0]:.0f }} points,
-# and there's hardly an easy end. {{ assert share["GRPO"][0] > share["Dr. GRPO"][0] + 5 and share["GRPO"][1] < 10 }} In
-# training, five seeds show no difference. With the deviation and without it, the ranges of test accuracy overlap at
-# every level of difficulty, whether the loss divides by the length or not, and at either learning rate. {{ assert
-# all(max(map(min, pair)) <= min(map(max, pair)) for kind in ("default", "slow") for names in (("grpo", "no_std"),
-# ("no_length", "dr_grpo")) for level in (1, 2, 3, 4) for pair in [[[seed["test"][f"accuracy_level_{level}"] for seed in
-# load_curve(f"lesson04_{kind}_{name}")["results"]] for name in names]]) }} Expect a difference with large groups,
-# problems that stay near 0 or 1, or rewards of very different sizes.
+# This model finds most problems hard: the share of the hard end grows by {{ share["GRPO"][0] - share["Dr. GRPO"][0]:.0f
+# }} points, and there's hardly an easy end. {{ assert share["GRPO"][0] > share["Dr. GRPO"][0] + 5 and share["GRPO"][1]
+# < 10 }} In training, five seeds show no difference. With the deviation and without it, the ranges of test accuracy
+# overlap at every level of difficulty, whether the loss divides by the length or not, and at either learning rate. {{
+# assert all(max(map(min, pair)) <= min(map(max, pair)) for kind in ("default", "slow") for names in (("grpo",
+# "no_std"), ("no_length", "dr_grpo")) for level in (1, 2, 3, 4) for pair in [[[seed["test"][f"accuracy_level_{level}"]
+# for seed in load_curve(f"lesson04_{kind}_{name}")["results"]] for name in names]]) }} Expect a difference with large
+# groups, problems that stay near 0 or 1, or rewards of very different sizes.
 #
 # ## 7 · Why a constant
 #
-# Why divide by the token limit and not by the mean length of the batch, which would keep the loss readable? Because
-# rows × mean length **is** the number of tokens: that's `token_mean`, whose divisor depends on the answers drawn.
-# Besides the bias of section 3, it goes wrong when a batch is processed in parts (micro-batches) and each divides by
-# its own number of tokens. One answer of 10 tokens and loss 1, one of 60 and loss 0:
+# Why divide by the token limit and not by the mean length of the batch? Because rows × mean length **is** the number of
+# tokens: that's `token_mean`, whose divisor depends on the answers drawn. Besides the bias of section 3, it goes wrong
+# when a batch is processed in parts (micro-batches) and each divides by its own number of tokens. Take an answer of 10
+# tokens with loss 1 each, another of 60 with loss 0, and a limit of 80:
 
 # %%
 lengths, losses = torch.tensor([10.0, 60.0]), torch.tensor([1.0, 0.0])  # losses: of each token of an answer
@@ -587,7 +588,7 @@ display(Markdown(head + "\n".join(table_row(name) for name in ALGORITHMS)))
 
 # %% [markdown]
 # - **DAPO** (Yu et al. 2025) keeps the deviation, takes the mean over tokens, clips higher above than below, and
-#   samples new prompts for groups without signal.
+#   (`leave_out`) resamples silent groups and drops truncated answers from the loss.
 # - **GSPO** (Zheng et al. 2025) has one ratio for the whole answer, the geometric mean of its tokens', and a far
 #   narrower clip range, because a mean moves far less than a single ratio.
 # - **CISPO** (MiniMax 2025) never drops a token: it caps the ratio as a weight and lets the gradient pass.
@@ -618,11 +619,11 @@ for a, b in (("rloo", "dr_grpo"), ("grpo", "gspo"), ("dapo", "cispo"), ("grpo", 
     print(f"{a:5} and {b:8} cosine {cosine:.4f}, size {pushes[a].norm() / pushes[b].norm():.4f} to 1")
 
 # %% [markdown]
-# The first three pairs have the same gradient, up to the factor $8/7$; DAPO still chooses its rows differently. {{
-# assert all(torch.allclose(pushes[a] * f, pushes[b], atol=1e-7) for a, b, f in (("rloo", "dr_grpo", 7 / 8), ("grpo",
-# "gspo", 1), ("dapo", "cispo", 1))) }} At the first update, all that tells these six apart is a deviation and a
-# divisor. And Dr. GRPO is this package's default not because of a better curve on an easy task, but because, with two
-# divisions deleted, it follows the gradient of the expected reward.
+# The first three pairs have the same gradient, up to RLOO's factor $G/(G-1) = 8/7$; DAPO still chooses its rows
+# differently. {{ assert all(torch.allclose(pushes[a] * f, pushes[b], atol=1e-7) for a, b, f in (("rloo", "dr_grpo", 7 /
+# 8), ("grpo", "gspo", 1), ("dapo", "cispo", 1))) }} At the first update, all that tells these six apart is a deviation
+# and a divisor. And Dr. GRPO is this package's default not because of a better curve on an easy task, but because, with
+# two divisions deleted, it follows the gradient of the expected reward.
 #
 # ## Check yourself
 #
@@ -644,7 +645,7 @@ for a, b in (("rloo", "dr_grpo"), ("grpo", "gspo"), ("dapo", "cispo"), ("grpo", 
 # 3. The lengths of your run grow while accuracy is flat. What do you plot first?
 #
 # <details><summary>Answer</summary>
-# The lengths of right and wrong answers apart, and the share that is cut off. The trainer logs `length_right`,
+# The lengths of right and of wrong answers, separately, and the share that is cut off. The trainer logs `length_right`,
 # `length_wrong` and `truncated` for this reason.
 # </details>
 #
