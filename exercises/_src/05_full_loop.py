@@ -68,7 +68,7 @@ def verify_real(text: str, gold: str) -> float:
 check.q1(verify_real)
 
 # %% [markdown]
-# Your loop with this reward, on the embedded model. The greedy accuracy is still read strictly: **look for** what
+# Your loop with this reward, on the course's small model. The greedy accuracy is still read strictly: **look for** what
 # happens to it now that nobody pays for the form.
 
 # %%
@@ -205,7 +205,7 @@ if check.q3.passed:
 # drawn each token, `recomputed` what training computes for it before the first update, both `[rows, length]`. `mask` is
 # true on real tokens; past the end there is nan. Return which of the five this is:
 #
-# - `ROUNDED`: bfloat16 and nothing else. Nobody does better than that;
+# - `ROUNDED`: bfloat16 rounding and nothing else, the best you can expect;
 # - `TRUNCATED`: the engine samples with a top-k that training does not know;
 # - `TEMPERATURE`: the engine has a temperature, below 1 or above, that training does not know;
 # - `STALE`: the engine still has the weights of some steps ago;

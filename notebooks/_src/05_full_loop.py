@@ -10,7 +10,7 @@
 # **You will learn**
 #
 # - that the package's training step is the loop you built, line by line;
-# - what a policy makes of a reward that sounds reasonable;
+# - to write a reward function, and to see what a policy makes of it;
 # - to read a run from its curves, and to tell failures apart;
 # - how to check that sampling and training compute the same policy;
 # - how the same loop ends on a real model, in three runs;
@@ -51,8 +51,8 @@ PROMPTS, GROUP, LIMIT, task = loop.PROMPTS, loop.GROUP, loop.LIMIT, loop.task
 # ## 1 · You have written this already
 #
 # Here's your loop as it is after lesson 04: the reward minus the mean of its group, a clipped sum over a constant. One
-# more function is replaced. Your `roll_out` samples prompt by prompt; the package's engine draws from the same
-# distribution for all prompts at once, and faster. Does the rest of the package do anything that your loop doesn't?
+# more function is replaced. Your `roll_out` samples prompt by prompt; the package's engine samples all prompts at once,
+# from the same distribution. Does the rest of the package do anything that your loop doesn't?
 
 
 # %%
@@ -73,8 +73,8 @@ def with_engine(policy, problems):
 loop.weigh, loop.loss, loop.roll_out = centered, changes.dr_grpo, with_engine
 
 # %% [markdown]
-# Train with both and compare. A `Learner` of the package has model and optimizer, and `train_step` does one step, so
-# the loop stays in your hands. **Its last argument is your own reward function.**
+# Train with both and compare. The package's `Learner` has the model and the optimizer, and `train_step` does one step.
+# **Its last argument is your own reward function.**
 
 
 # %%
@@ -173,7 +173,7 @@ for text in ("She has 6+8=14 beads.\n#### 14", "She has 6+8=15 beads.\n#### 15")
     print([holds(*found) for found in CALCULATION.findall(text)], repr(text))
 
 # %% [markdown]
-# Read `sound` the way a policy would: what earns the reward most easily?
+# The colleague expects better arithmetic, and with it better answers. What do you expect?
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -217,19 +217,19 @@ for answer in answers[:: len(answers) // 4]:
     print(f"gold {answer.problem.gold:>3s}   {answer.text!r}")
 
 # %% [markdown]
-# The reward climbs to its maximum, and greedy accuracy falls from {{ start:.0f }} to {{ fell[0]:.1f }}%, and no higher
-# than {{ max(fell):.1f }}% with two other seeds. {{ assert max(fell) < start / 4 }} The verifier has a hole, and the
-# answers show it. Where there's no calculation, none is wrong: `all([])` is `True`. So a guess is paid like a proof,
-# and it's shorter and safer. The policy didn't look for a bug. Guesses were among its samples from the start, they
-# earned more often than working did, and so they became more probable.
+# The reward climbs to its maximum, and greedy accuracy falls from {{ start:.0f }} to {{ fell[0]:.1f }}%; with two other
+# seeds it ends at {{ max(fell):.1f }}% at most. {{ assert max(fell) < start / 4 }} The verifier has a hole, and the
+# answers show it. Where there's no calculation, none is wrong: `all([])` is `True`. So a guess is paid like sound
+# working, and it's safer. The policy didn't look for a bug. Guesses were among its samples from the start, they earned
+# more often than working did, and so they became more probable.
 #
 # The curve on the left is all you see if the verifier is your only judge. Keep a second judge that can't be fooled in
 # the same way, and read samples. Whatever you pay for, `train_step` also reports `accuracy` by the task's own verifier.
 #
 # ### One condition closes it
 #
-# There must be a calculation, and the announced number must be the result of the last one. Gold answers still play no
-# part in the reward. How close does that come to paying for right answers?
+# There must be a calculation, and the announced number must be the result of the last one. How close does that come to
+# paying for right answers?
 
 
 # %%
@@ -269,12 +269,12 @@ for answer in list(fooled.values())[:2]:
     print(f"paid and wrong, gold {answer.problem.gold}: {answer.problem.question}\n    {answer.text!r}")
 
 # %% [markdown]
-# {{ reached:.1f }}% without a single gold answer, and {{ with_gold:.1f }}% with them. {{ assert start + 20 < reached }}
-# Sound work needn't be right: the green line on the left is sound work that answers another question and is paid. The
-# verifier does its job because soundness and truth go together **in what this policy writes**, and nothing keeps it
-# that way. In the first five steps {{ early:.0f }}% of the samples were paid and wrong (at least: that's reward minus
-# accuracy), in the last five {{ late:.0f }}%. {{ assert late > early }} That's how the next hole announces itself, and
-# only a judge other than the reward shows it.
+# {{ reached:.1f }}% without a single gold answer; with gold answers it's {{ with_gold:.1f }}%. {{ assert start + 20 <
+# reached }} Sound work needn't be right: the green line on the left is work that's sound, paid, and answers the wrong
+# question. The verifier does its job because soundness and truth go together **in what this policy writes**, and
+# nothing keeps it that way. In the first five steps at least {{ early:.0f }}% of the samples were paid and wrong
+# (reward minus accuracy), in the last five {{ late:.0f }}%. {{ assert late > early }} That's how the next hole
+# announces itself, and only a judge other than the reward shows it.
 #
 # The hole is closed now. Must you throw the spoiled policy away? Train it further, paid by the fixed verifier:
 
@@ -317,10 +317,9 @@ print(
 # }} problems per step and {{ load_curve("lesson05_healthy")["setup"]["minibatches"] }} updates per rollout. Each of the
 # others has **one** setting changed. One is paid for the wrong thing, one has a learning rate a hundred times too
 # large, one a thousand times too small, and one may write no more than {{
-# load_curve("lesson05_truncation")["setup"]["max_new_tokens"] }} tokens. All curves are of the samples of a step,
-# before its updates, so that KL begins at rounding level. **Look for** which is which. Answers can be cut off for
-# more than one reason. {{ assert
-# math.isclose(load_curve("lesson05_collapse")["setup"]["lr"], 100 * make_config().lr) and
+# load_curve("lesson05_truncation")["setup"]["max_new_tokens"] }} tokens. All curves are of a step's samples, before its
+# updates, so KL begins at rounding level. **Look for** which is which. Answers can be cut off for more than one reason.
+# {{ assert math.isclose(load_curve("lesson05_collapse")["setup"]["lr"], 100 * make_config().lr) and
 # math.isclose(load_curve("lesson05_still")["setup"]["lr"], make_config().lr / 1000) }}
 
 # %% tags=["hide-input"]
@@ -386,22 +385,22 @@ cut = by_seed(runs["A"], "truncated")[:, -5:].mean().item()
 still_kl = by_seed(runs["B"], "kl").max().item()
 
 # %% [markdown]
-# **A, too few tokens.** The reward merely looks slow, and the KL looks healthy. `truncated` gives it away: {{ 100 *
-# cut:.0f }}% of the answers are cut off. {{ assert cut > 0.25 }} Raise `max_new_tokens`.
+# **A, too few tokens** (in its tests, too). The reward merely looks slow, and the KL looks healthy. `truncated` gives
+# it away: {{ 100 * cut:.0f }}% of the answers are cut off. {{ assert cut > 0.25 }} Raise `max_new_tokens`.
 #
 # **B, nothing happens.** The reward jitters because the problems change, which looks like life. KL tells jitter from
 # learning: it stays below {{ 10.0 ** math.ceil(math.log10(still_kl)):.0e }} nats. {{ assert still_kl < 1e-4 }}
 #
 # **C, paid for the wrong thing.** Any number in the right form earns as much as the right one, and the shortest way to
-# a number is a guess. The reward goes up, test accuracy down to {{ min(after["C"]):.1f }} to {{ max(after["C"]):.1f
-# }}%. {{ assert max(after["C"]) < 5 }}
+# a number is a guess. The reward goes up, and test accuracy falls to between {{ min(after["C"]):.1f }} and {{
+# max(after["C"]):.1f }}%. {{ assert max(after["C"]) < 5 }}
 #
 # **D, the learning rate.** From the third step on KL is {{ by_seed(runs["D"], "kl")[:, 2:].min():.1f }} nats per token
 # or more; the healthy runs never reach {{ math.ceil(10 * by_seed(healthy, "kl").max()) / 10:.1f }}. {{ assert
 # by_seed(runs["D"], "kl")[:, 2:].min() > 3 * by_seed(healthy, "kl").max() }} Soon hardly an answer earns anything, the
 # groups are unanimous, and the gradient is exactly 0. {{ assert by_seed(runs["D"], "reward")[:, 12:].max() < 0.01 and
-# (by_seed(runs["D"], "grad_norm")[:, 12:] == 0).float().mean() > 0.95 }} Nothing pulls such a run back. Go back to the
-# last good checkpoint and lower the learning rate, tenfold at a time.
+# (by_seed(runs["D"], "grad_norm")[:, 12:] == 0).float().mean() > 0.95 }} Nothing pulls such a run back. Return to the
+# last good checkpoint and divide the learning rate by ten.
 #
 # ## 4 · Is the policy that samples the one that trains?
 #
@@ -467,7 +466,7 @@ assert found["both the same"].abs().max() < 1e-3 and found["top-k 5 in both"].ab
 # in sampling alone"].max() < 1e-3 }} In a loop that uses the engine's log-probs as `old`, ratios begin below 1. To the
 # clip that looks like a policy that has already moved, and below $1 - \varepsilon$ it stops making wrong answers less
 # likely. (`rlcourse` uses the trainer's own, so this can't happen.) And in any loop the gradient is biased, since the
-# answers come from another distribution than the one it differentiates.
+# answers don't come from the distribution that it differentiates.
 #
 # The remedy is one distribution for both, as in the fourth row. Where two programs can't be made to agree,
 # `sampler_correction` weights the loss by the ratio between them. Look at `mismatch_mean` first whenever you change
@@ -502,10 +501,10 @@ def test_of(name: str, key: str, after: bool) -> list[float]:
 # more to lose. What follows was recorded on one {{ real["two examples"]["device"] }}. (The weights were quantized to 5
 # and 8 bits and dequantized, so it isn't the original checkpoint.)
 #
-# There are three runs. In the first, *no examples*, the system prompt tells the model to end with `#### NUMBER`, and
-# it's paid by the strict reading, as in lesson 01. In the second, *format bonus*, it also gets 0.2 for a wrong answer
-# in that form, to help it find the form. In the third, *two examples*, there's no bonus, but the prompt shows {{
-# real["two examples"]["setup"]["examples"] }} worked examples.
+# In the first of three runs, *no examples*, the system prompt tells the model to end with `#### NUMBER`, and it's paid
+# by the strict reading, as in lesson 01. In the second, *format bonus*, it also gets 0.2 for a wrong answer in that
+# form, to help it find the form. In the third, *two examples*, there's no bonus, but the prompt shows {{ real["two
+# examples"]["setup"]["examples"] }} worked examples.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -583,12 +582,13 @@ for name, answer in shown.items():
 # assert test_of("format bonus", "length_wrong", True)[0] < 6 and quickly < 20 }} The strict score went **up**, from 0.0
 # to {{ 100 * test_of("format bonus", "accuracy", True)[0]:.1f }}%. The lenient one shows what was lost: {{ 100 *
 # test_of("format bonus", "accuracy_lenient", False)[0]:.1f }} to {{ 100 * test_of("format bonus", "accuracy_lenient",
-# True)[0]:.1f }}%. It's section 2 and patient C once more, on a real model, in {{ real["format
+# True)[0]:.1f }}%. It's section 2 and patient C again, on a real model, in {{ real["format
 # bonus"]["results"][0]["summary"]["seconds"]["steps"]:.0f }} seconds.
 #
 # **Two examples: it learns.** The examples show the form, so {{ 100 * test_of("two examples", "accuracy", False)[0]:.1f
-# }}% of the answers earn something from the start. Three seeds end at {{ 100 * learned[0]:.1f }} to {{ 100 *
-# learned[-1]:.1f }}%, each in {{ seconds / 60:.1f }} minutes or less, with start-up and evaluations. {{ assert seconds
+# }}% of the greedy answers are right from the start, and some samples earn something. Three seeds end at {{ 100 *
+# learned[0]:.1f }} to {{ 100 * learned[-1]:.1f }}%, each in {{ seconds / 60:.1f }} minutes or less, with start-up and
+# evaluations. {{ assert seconds
 # < 240 and len(learned) == 3 }} Strict and lenient rise together, and few answers are still cut off. (The
 # transcript shows a right answer; more than half are still wrong.) {{ assert max(learned) < 0.5 }}
 #
@@ -599,8 +599,8 @@ for name, answer in shown.items():
 #
 # A test counts the right answers to a number of problems. If each is solved with probability $p$, the measured accuracy
 # has the standard error $\sqrt{p\,(1-p)/\text{problems}}$, and 95% of measurements fall within 1.96 standard errors of
-# the truth. For the difference between two accuracies, each measured on its own problems, take the root of the sum of
-# the two squares.
+# the truth. If two totals are all you have, treat them as independent: the standard error of their difference is the
+# root of the sum of the two squares. The bet is about 1.96 of those.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -623,8 +623,7 @@ noise_bet.result(round(needed, 1))
 
 # %% [markdown]
 # Now look at what others report for a sibling of that model, Qwen2.5-0.5B-Instruct. **Look for** pairs that are further
-# apart than the red bar is long. (Overlap isn't the test: two black or blue bars may overlap a little and still differ
-# by more than chance.)
+# apart than the red bar is long. (Black and blue bars may overlap a little and still differ by more than chance.)
 
 # %% tags=["hide-input"]
 # @title Figure: published results with their error bars
@@ -645,19 +644,20 @@ between = PUBLISHED["PRIME"] - PUBLISHED["GRPO with LoRA"]
 steps_apart = [PUBLISHED["PPO"] - PUBLISHED["GRPO with LoRA"], PUBLISHED["PRIME"] - PUBLISHED["PPO"]]
 
 # %% [markdown]
-# (The first is Qwen's own, arXiv:2412.15115, the others are from verl's documentation. Prompts and readings differ.)
+# (The first is Qwen's own, arXiv:2412.15115, the others are from the documentation of verl, an RL library. LoRA trains
+# a small adapter (lesson 13); PRIME also learns a reward per token. Prompts and readings differ.)
 #
 # Taken at face value, training helps: even the smallest gain, {{ gain:.1f }} points, exceeds the {{ needed:.1f }} that
 # chance explains. {{ assert gain > needed }} But these totals can't say which of the three methods is better than the
 # next: {{ steps_apart[0]:.1f }} and {{ steps_apart[1]:.1f }} points are within the noise. {{ assert max(steps_apart) <
-# needed < between }} Only the first and the last, {{ between:.1f }} points apart, exceed it. And that's the noise of
-# the **problems** alone. Another seed is another run: the three seeds of the healthy run above end at {{
-# ", ".join(f"{a:.1f}" for a in after["healthy"]) }}% on the same test problems.
+# needed < between }} Only the first and the last differ by more, {{ between:.1f }} points. And that's the noise of the
+# **problems** alone. Another seed is another run: the three seeds of the healthy run above end at {{ ",
+# ".join(f"{a:.1f}" for a in after["healthy"]) }}% on the same test problems.
 #
 # **If you have both models' answers** you can do better. Most problems are solved by both or by neither, and say
 # nothing about which is better. So take the difference problem by problem, $d = -1$, 0 or 1, with the standard error
-# $\mathrm{std}(d) / \sqrt{\text{problems}}$. Here are two policies of section 2 on the same test problems: one was paid
-# for sound work, with the hole closed, the other for the right number.
+# $\mathrm{std}(d) / \sqrt{\text{problems}}$. Here are section 2's policies, paid for sound work (hole closed) and for
+# the right number, on the same test problems.
 
 
 # %%
@@ -681,10 +681,10 @@ print(f"right: {a.mean():.1%} and {b.mean():.1%} of {n}; by both {both}, by neit
 print(f"difference {100 * d.mean():+.1f} points, ± {apart:.2f} if the problems differed, ± {paired:.2f} paired")
 
 # %% [markdown]
-# Pairing shrinks the interval from ± {{ apart:.1f }} to ± {{ paired:.1f }} points. Without it you'd need {{ (apart /
-# paired) ** 2:.1f }} times as many problems for that. {{ assert paired < 0.9 * apart }} And each method was run once:
-# on these problems the three seeds of the healthy run end {{ spread["healthy"]:.1f }} points apart, and three of
-# another recorded run {{ spread["strict"]:.1f }}. To rank methods, repeat the runs.
+# Pairing shrinks the interval around that difference from ± {{ apart:.1f }} to ± {{ paired:.1f }} points. Without it
+# you'd need {{ (apart / paired) ** 2:.1f }} times as many problems for that. {{ assert paired < 0.9 * apart }} And each
+# method was run once: on these problems the three seeds of the healthy run end {{ spread["healthy"]:.1f }} points
+# apart, and three of another recorded run {{ spread["strict"]:.1f }}. To rank methods, repeat the runs.
 #
 # ## 7 · Run it
 #
@@ -694,12 +694,12 @@ print(f"difference {100 * d.mean():+.1f} points, ± {apart:.2f} if the problems 
 #
 # You get an ordinary model folder: any checkpoint loads in transformers, without this package. Two things must be as
 # they were in training: the chat template, and the prompt's instruction and examples. And set `top_k=0` when you
-# sample: by default, `generate` keeps only the 50 most probable tokens. That's section 4 again: you'd measure another
-# policy than the one you trained.
+# sample: by default, `generate` keeps only the 50 most probable tokens. That's section 4 again: you'd measure a policy
+# that you didn't train.
 #
 # ## Check yourself
 #
-# 1. The reward of your run went from 0.5 to 0.9 and you are pleased. What do you look at before you tell anybody?
+# 1. The reward of your run went from 0.5 to 0.9 and you're pleased. What do you look at before you tell anyone?
 #
 # <details><summary>Answer</summary>
 # Accuracy in both readings, judged by something other than the reward, on held-out problems. Then read some samples
