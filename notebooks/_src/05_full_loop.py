@@ -16,7 +16,7 @@
 # - how the same loop ends on a real model, in three runs;
 # - which differences between accuracies are noise.
 #
-# You need lessons 01 to 04: your loop, the ratio and its clip, the group as a baseline. There's no new algorithm here.
+# You need lessons 01 to 04: your loop, the ratio and its clip, the group as a baseline.
 
 # %%
 import inspect
@@ -600,7 +600,7 @@ for name, answer in shown.items():
 # A test counts the right answers to a number of problems. If each is solved with probability $p$, the measured accuracy
 # has the standard error $\sqrt{p\,(1-p)/\text{problems}}$, and 95% of measurements fall within 1.96 standard errors of
 # the truth. If two totals are all you have, treat them as independent: the standard error of their difference is the
-# root of the sum of the two squares. The bet is about 1.96 of those.
+# root of the sum of the two squares. The bet is about 1.96 of those errors.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -651,13 +651,13 @@ steps_apart = [PUBLISHED["PPO"] - PUBLISHED["GRPO with LoRA"], PUBLISHED["PRIME"
 # chance explains. {{ assert gain > needed }} But these totals can't say which of the three methods is better than the
 # next: {{ steps_apart[0]:.1f }} and {{ steps_apart[1]:.1f }} points are within the noise. {{ assert max(steps_apart) <
 # needed < between }} Only the first and the last differ by more, {{ between:.1f }} points. And that's the noise of the
-# **problems** alone. Another seed is another run: the three seeds of the healthy run above end at {{ ",
-# ".join(f"{a:.1f}" for a in after["healthy"]) }}% on the same test problems.
+# **problems** alone. The three seeds of the healthy run above end at {{ ", ".join(f"{a:.1f}" for a in after["healthy"])
+# }}% on the same test problems.
 #
-# **If you have both models' answers** you can do better. Most problems are solved by both or by neither, and say
-# nothing about which is better. So take the difference problem by problem, $d = -1$, 0 or 1, with the standard error
-# $\mathrm{std}(d) / \sqrt{\text{problems}}$. Here are section 2's policies, paid for sound work (hole closed) and for
-# the right number, on the same test problems.
+# **If you have both models' answers** you can do better. Most problems are solved by both or by neither, and can't say
+# which is better. So take the difference problem by problem, $d = -1$, 0 or 1, with the standard error $\mathrm{std}(d)
+# / \sqrt{\text{problems}}$. Here are section 2's policies, paid for sound work (hole closed) and for the right number,
+# on the same test problems.
 
 
 # %%
