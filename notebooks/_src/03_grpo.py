@@ -309,14 +309,14 @@ def estimates(log_pi: torch.Tensor, log_ref: torch.Tensor) -> dict[str, torch.Te
 # @title Table: what the three say
 torch.manual_seed(0)
 ref, direction = torch.randn(8).log_softmax(0), torch.randn(8)
-lines = ["| policies | KL | " + " | ".join(f"{k}: mean, std" for k in ("k1", "k2", "k3")) + " |", "| --- " * 5 + "|"]
+lines = ["| policies | KL | " + " | ".join(f"{k}: mean ± std" for k in ("k1", "k2", "k3")) + " |", "| --- " * 5 + "|"]
 for name, distance in (("near", 0.2), ("far apart", 1.5)):
     pi = (ref + distance * direction).log_softmax(0)
     cells = []
     for k in estimates(pi, ref).values():
         mean = (pi.exp() * k).sum()
-        cells.append(f"{mean:.4f}, {(pi.exp() * (k - mean).square()).sum().sqrt():.4f}")
-    lines.append(f"| {name} | {(pi.exp() * (pi - ref)).sum():.4f} | {' | '.join(cells)} |")
+        cells.append(f"{mean:.3g} ± {(pi.exp() * (k - mean).square()).sum().sqrt():.3g}")
+    lines.append(f"| {name} | {(pi.exp() * (pi - ref)).sum():.3g} | {' | '.join(cells)} |")
 display(Markdown("\n".join(lines)))
 
 # %% [markdown]
@@ -415,7 +415,7 @@ looks = ((VERMILION, "s"), (ORANGE, "^"), (PURPLE, "v"), (GREEN, "D"))
 draw_runs(drawn, {name: (final[n], *look) for name, n, look in zip(names, final, looks, strict=True)})
 mean = {n: sum(ends) / len(ends) for n, ends in final.items()}
 gains = [a - b for a, b in zip(final["leashed"], final["normalized"], strict=True)]  # seed by seed
-saved = (mean["leashed"] - mean["normalized"]) / (mean["centered"] - mean["normalized"])
+saved = (mean["leashed"] - mean["normalized"]) / (reached - mean["normalized"])
 leash_bet.result(FATES[0] if saved > 0.75 else FATES[1] if saved > 0.25 else FATES[2])
 
 # %% [markdown]

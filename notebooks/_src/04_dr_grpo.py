@@ -75,7 +75,7 @@ FATES = {  # by whether GRPO leads at first, and in the end
     (True, False): "GRPO leads first, then Dr. GRPO",
     (False, True): "Dr. GRPO leads first, then GRPO",
 }
-race_bet = bet("GRPO and Dr. GRPO train the same model. Which of them leads in greedy accuracy?", [*FATES.values()])
+race_bet = bet("Greedy accuracy: which of the two is ahead at step 10, and which at the end?", [*FATES.values()])
 
 # %% tags=["hide-input"]
 # @title Figure: the race
@@ -462,13 +462,7 @@ plt.show()
 # $$\frac{\nabla p}{\sqrt{p(1-p)}} = \nabla\, 2 \arcsin \sqrt p,$$
 #
 # and climbs the sum of $2 \arcsin \sqrt p$ over prompts, where Dr. GRPO climbs the sum of $p$, the expected number of
-# solved problems (Davis and Recht 2025). Problems near 0 and near 1 count more. How much more, in a group of $G$? With
-# $k$ right answers, drawn from a binomial distribution, the mean of GRPO's gradient is $c(p)\, \nabla p$ with
-#
-# $$c(p) = \frac{\mathbb{E}\big[\sqrt{k(G-k)}\,\big] \sqrt{G(G-1)}}{G^2\, p(1-p)},$$
-#
-# since a right answer's score is $\nabla p / p$ on average, a wrong one's $-\nabla p / (1-p)$, and a group that is all
-# right or all wrong adds nothing.
+# solved problems (Davis and Recht 2025). Problems near 0 and near 1 count more. How much more, in a group of $G$?
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -477,6 +471,14 @@ weight_bet = bet(
     "multiple of the weight of one that is solved half of the time?",
     (3.0, 0.0, 10.0, 0.1),
 )
+
+# %% [markdown]
+# With $k$ right answers, drawn from a binomial distribution, the mean of GRPO's gradient is $c(p)\, \nabla p$ with
+#
+# $$c(p) = \frac{\mathbb{E}\big[\sqrt{k(G-k)}\,\big] \sqrt{G(G-1)}}{G^2\, p(1-p)},$$
+#
+# since a right answer's score is $\nabla p / p$ on average, a wrong one's $-\nabla p / (1-p)$, and a group that is all
+# right or all wrong adds nothing.
 
 # %% tags=["hide-input"]
 # @title Explorer: the weight of a prompt

@@ -331,12 +331,12 @@ def by_seed(record, key: str) -> torch.Tensor:
     return torch.tensor([seed["metrics"][key] for seed in record["results"]])
 
 
-def band(ax, record, key: str, color: str, width: float = 1.6) -> None:
+def band(ax, record, key: str, color: str, width: float = 1.6, style: str = "-") -> None:
     """The mean of the seeds as a line, a band from the least to the greatest."""
     values = by_seed(record, key)
     steps = torch.arange(1, values.shape[1] + 1)
     ax.fill_between(steps, values.amin(0), values.amax(0), color=color, alpha=0.25, linewidth=0)
-    ax.plot(steps, values.mean(0), color=color, linewidth=width, label=key)
+    ax.plot(steps, values.mean(0), color=color, linewidth=width, linestyle=style, label=key)
 
 
 PATIENTS = {"A": "truncation", "B": "still", "C": "format", "D": "collapse"}
@@ -345,7 +345,7 @@ runs = {"healthy": healthy} | {letter: load_curve(f"lesson05_{name}") for letter
 fig, axes = plt.subplots(2, 5, figsize=(13, 5.2), layout="constrained", sharex=True, sharey="row")
 for column, (name, record) in zip(axes.T, runs.items(), strict=True):
     band(column[0], record, "reward", ORANGE, 4)
-    band(column[0], record, "accuracy", BLUE)
+    band(column[0], record, "accuracy", BLUE, 2, "--")
     band(column[0], record, "truncated", BLACK)
     band(column[1], record, "kl", VERMILION)
     column[0].set_title(name)
@@ -597,19 +597,22 @@ for name, answer in shown.items():
 #
 # ## 6 · Which difference is noise?
 #
-# A test counts the right answers to a number of problems. If each is solved with probability $p$, the measured accuracy
-# has the standard error $\sqrt{p\,(1-p)/\text{problems}}$, and 95% of measurements fall within 1.96 standard errors of
-# the truth. If two totals are all you have, treat them as independent: the standard error of their difference is the
-# root of the sum of the two squares. The bet is about 1.96 of those errors.
+# A test counts the right answers to a number of problems, so two equally good models hardly ever get the same total.
 
 # %% tags=["hide-input"]
 # @title Your bet
 noise_bet = bet(
-    "GSM8K's test has 1,319 problems. Two models near 50%: by how many points must the measured accuracies differ "
-    "before chance is a poor explanation?",
+    "GSM8K's test has 1,319 problems. Two models are equally good, near 50%. By how many points do their measured "
+    "accuracies differ at most, in 95 of 100 such pairs?",
     (1.0, 0.0, 10.0, 0.1),
     unit="points",
 )
+
+# %% [markdown]
+# If each problem is solved with probability $p$, the measured accuracy has the standard error
+# $\sqrt{p\,(1-p)/\text{problems}}$, and 95% of measurements fall within 1.96 standard errors of the truth. If two
+# totals are all you have, treat them as independent: the standard error of their difference is the root of the sum of
+# the two squares.
 
 
 # %%
