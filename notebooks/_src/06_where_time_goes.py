@@ -16,7 +16,7 @@
 # **You will learn**
 #
 # - to time a training step phase by phase, and to predict what a faster phase does for the whole;
-# - why most of what people try first can't help, and how to see that in five minutes;
+# - to see in five minutes how much a popular remedy can gain at most;
 # - to read a trace, and what "the GPU is busy" does and doesn't mean;
 # - to compute the time that no program can beat, and how far a real one is from it;
 # - to tell three kinds of slow apart, because each has its own cure.
@@ -85,7 +85,7 @@ for phase, seconds in median.items():
 #
 # Here are the same phases on an H200, with the shape of Qwen2.5-0.5B and 64 answers of {{ load_record("step", "NVIDIA
 # H200")["setup"]["new_tokens"] }} tokens. One is a step of TRL, Hugging Face's RL library, which samples with
-# the `generate` of transformers; the other is this package's. **Look for** how the blue share changes.
+# transformers' `generate`; the other is this package's. **Look for** how the blue share changes.
 
 # %% tags=["hide-input"]
 # @title Figure: where a step goes
@@ -164,8 +164,8 @@ def amdahl(share: float, gain: float) -> float:
 ladder_bet = bet("TRL on the H200: how many of these five make a step at least 5% faster?", (3, 0, 5, 1), "of five")
 
 # %% [markdown]
-# Don't try. Divide. What does each speed up, and what share of a step is that? First, the two that hardly anybody
-# measures: loading a batch and copying it.
+# Don't try. Divide. What does each speed up, and what share of a step is that? First, loading a batch and copying it,
+# which hardly anybody measures.
 
 # %%
 from rlcourse.measure.timing import median_seconds
@@ -570,8 +570,9 @@ plt.show()
 #
 # ### Predict, then measure
 #
-# The floor is the prediction. The measurement is section 3's, for more row counts. **Look for** how the blue line
-# approaches the higher of the other two.
+# The floor is the prediction. The measurement is section 3's, for more row counts. **Look for** which of the other two
+# the blue line follows as rows are added. (A point far off the curve was probably measured while another program ran:
+# rerun the cell.)
 
 # %%
 context = len(prompts[0]) + (FEW + MORE) / 2  # the mean over the steps that are left in the difference
@@ -727,7 +728,8 @@ intensity = {"decode": points[0][1].intensity, "update": learned.intensity}
 # %% [markdown]
 # Decoding 64 rows does {{ intensity["decode"]:.0f }} FLOP per byte, the update {{ intensity["update"]:,.0f }}, and the
 # ridge lies at {{ gpu.ridge:.0f }}. {{ assert intensity["decode"] < gpu.ridge < intensity["update"] }} The update runs
-# at {{ row["tflops"]:.0f }} of the {{ peak:.0f }} TFLOP/s that a large matrix product reaches there.
+# at {{ row["tflops"]:.0f }} of the {{ peak:.0f }} TFLOP/s that a large matrix product reaches there. Decoding can go
+# both ways: up, by waiting less, or right, with more rows to share each weight it reads.
 #
 # ## 6 · Three kinds of slow
 #
@@ -765,21 +767,22 @@ answers_bet.result(round(100 * small_update["update_s"] / large_update["update_s
 # The decode step of 16 rows takes {{ eager["ms_per_step"] / eager["floor_ms"]:.0f }} times its floor. {{ assert
 # eager["ms_per_step"] > 20 * eager["floor_ms"] }} It waits for its launches, and 64 rows have only {{
 # more_rows["launches_a_step"] / eager["launches_a_step"]:.1f }} times as many. So **it's host-bound, and rows are
-# free**; a host's speed varies from run to run. {{ assert more_rows["ms_per_step"] < 2 * eager["ms_per_step"] }} The
-# update is close to compute-bound. Pure compute would take 25% for a quarter of the answers; we measured {{ 100 *
-# small_update["update_s"] / large_update["update_s"]:.0f }}%, partly because the optimizer goes through all weights
-# however many answers there are. {{ assert [r["rows"] for r in (small_update, large_update)] == [16, 64] and 0.25 <
-# small_update["update_s"] / large_update["update_s"] < 0.5 }}
+# free**. (A small difference either way is noise: a host's speed varies.) {{ assert more_rows["ms_per_step"] < 2 *
+# eager["ms_per_step"] }} The update is close to compute-bound. Pure compute would take 25% for a quarter of the
+# answers; we measured {{ 100 * small_update["update_s"] / large_update["update_s"]:.0f }}%, partly because the
+# optimizer goes through all weights however many answers there are. {{ assert [r["rows"] for r in (small_update,
+# large_update)] == [16, 64] and 0.25 < small_update["update_s"] / large_update["update_s"] < 0.5 }}
 #
 # So the order of work is: phases and Amdahl first, then the trace, then the floor. Stop when the floor is near, or when
 # Amdahl says that the rest doesn't matter.
 #
 # ## Check yourself
 #
-# 1. A rollout is 80% of a step. A colleague makes it 4 times as fast. What does the step gain? What can anyone?
+# 1. A rollout is 80% of a step. A colleague makes it 4 times as fast. How many times as fast is the step? And with a
+#    rollout that takes no time?
 #
 # <details><summary>Answer</summary>
-# The new time is 0.2 + 0.8 / 4 = 0.4, so 2.5 times. With a rollout that takes no time: 1 / 0.2 = 5 times.
+# The new time is 0.2 + 0.8 / 4 = 0.4, so 2.5 times as fast. At most: 1 / 0.2 = 5 times.
 # </details>
 #
 # 2. You time `model(x)` on a GPU with `time.perf_counter()` and find 2 ms, then 40 ms for `print(loss.item())`. Which

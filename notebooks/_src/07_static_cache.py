@@ -15,7 +15,7 @@
 # **You will learn**
 #
 # - to climb from a decoder without a cache to one CUDA graph per step;
-# - why a static cache alone can be slower, and what it buys all the same;
+# - why a static cache alone can be slower, and why you want one anyway;
 # - what a CUDA graph is, by writing one in 20 lines;
 # - that `generate` compiles itself, what breaks that, and how to count the pieces;
 # - what answers of different lengths cost, and how to schedule them.
@@ -99,11 +99,11 @@ def draw_ladder(rungs: list[dict]) -> None:
 draw_ladder(rungs[:3])
 
 # %% [markdown]
-# It's the second rung. {{ assert static["ms_per_step"] > bottom["ms_per_step"] }} The third is {{ static["ms_per_step"]
-# / fused["ms_per_step"]:.1f }} times as fast, with {{ fused["launches_a_step"]:.0f }} launches instead of {{
-# static["launches_a_step"]:,.0f }}, and `generate` compiles its step only with the second rung's cache. **How can a
-# slower cache buy the largest gain of all?** {{ assert max(range(5), key=lambda i: rungs[i]["ms_per_step"] / rungs[i +
-# 1]["ms_per_step"]) == 1 }} That's sections 2 to 4.
+# The second rung is the step back. {{ assert static["ms_per_step"] > bottom["ms_per_step"] }} The third is {{
+# static["ms_per_step"] / fused["ms_per_step"]:.1f }} times as fast, with {{ fused["launches_a_step"]:.0f }} launches
+# instead of {{ static["launches_a_step"]:,.0f }}, and `generate` compiles its step only with the second rung's cache.
+# **How can a slower cache buy the largest gain of all?** {{ assert max(range(5), key=lambda i: rungs[i]["ms_per_step"]
+# / rungs[i + 1]["ms_per_step"]) == 1 }} That's sections 2 to 4.
 #
 # And above? Three rungs are left: a decode step of our own in PyTorch, recorded as one CUDA graph; the same, compiled;
 # and one with kernels of our own. All six draw their tokens from the same distribution.
@@ -483,8 +483,8 @@ for name, mix in VARIANTS.items():
 
 # %% [markdown]
 # A function that Dynamo may not look into (a hand-written kernel usually is one) cuts its caller in two: what comes
-# before and what comes after. A function that reads a number is cut as well, at the number, inside a caller that's cut
-# around it.
+# before and what comes after. A function that reads a number is cut in two as well, where it reads, and so is its
+# caller: four pieces.
 #
 # Now `generate` itself, with the embedded model. On a CPU it compiles only with a switch from transformers' own tests.
 # We count twice: with its usual attention, and with the same attention where Dynamo may not look.
@@ -664,16 +664,16 @@ trl = {row["variant"]: row for row in load_record("step", "NVIDIA H200")["result
 # {{ assert share < 0.9 }} With launches out of the way, what's left is kernels: {{ top["kernels_a_step"]:.0f }} of them
 # instead of {{ own["kernels_a_step"]:.0f }} make the step {{ own["ms_per_step"] / top["ms_per_step"]:.1f }} times as
 # fast. {{ assert top["ms_per_step"] < own_compiled["ms_per_step"] < own["ms_per_step"] }} It's {{ bottom["ms_per_step"]
-# / top["ms_per_step"]:.0f }} times as fast as `generate` as it comes, and {{ top["ms_per_step"] / floor_ms:.1f }} times
-# the floor. Lessons 08 and 09 teach such kernels.<br><small>Fractions of launches: some come every few steps, and a
+# / top["ms_per_step"]:.0f }} times as fast as plain `generate`, and takes {{ top["ms_per_step"] / floor_ms:.1f }} times
+# its floor. Lessons 08 and 09 teach such kernels.<br><small>Fractions of launches: some come every few steps, and a
 # graph may hold several steps.</small>
 #
 # Is that good? vLLM, which most people would use, decoded the same prompts in the same run. Over 16, 64 and 256 rows
 # our last rung makes {{ min(ahead):.1f }} to {{ max(ahead):.1f }} times as many tokens per second. {{ assert min(ahead)
 # > 1 }} vLLM knows hundreds of architectures and serves users who come and go; ours knows three, and all its rows are
-# there at once.<br><small>vLLM {{ record["versions"]["vllm"] }} ran as a library, compiled, with CUDA graphs. Its
-# fastest measured setting: {{ ", or ".join(dict.fromkeys(SETTINGS[row["variant"]] for row in vllm.values())) }}.
-# Lessons 10 and 11 have other runs, so factors differ there.</small>
+# there at once.<br><small>vLLM {{ record["versions"]["vllm"] }} ran as a library, compiled, with CUDA graphs. For each
+# number of rows we took the fastest setting that we measured: {{ ", or ".join(dict.fromkeys(SETTINGS[row["variant"]]
+# for row in vllm.values())) }}. Lessons 10 and 11 use other runs, so their factors differ.</small>
 #
 # None of this is worth anything if the answers differ. Here are the rungs that run on a CPU, and their times: **look
 # for** what beats the dynamic cache.
@@ -765,7 +765,8 @@ rising, floor_rising = (RUNGS[OURS, 256][what] / RUNGS[OURS, 16][what] for what 
 
 # %% [markdown]
 # With 16 times as many rows the last rung takes {{ rising:.1f }} times as long, since $N$ rows read $N$ caches. But its
-# floor grows only {{ floor_rising:.1f }} times. {{ assert floor_rising < rising < 16 }} What does the floor leave out?
+# floor grows only {{ floor_rising:.1f }} times. {{ assert floor_rising < rising < 16 }} The floor leaves out the
+# operations, which grow with the rows, and the start and end of each kernel.
 #
 # **Explore** what binds a step of Qwen2.5-0.5B with 256 tokens per row: the host's launches, bytes, or operations. Try
 # 1,200 launches, then 1. At 256 rows, how far are the operations below the bytes? From how many rows on is the step
@@ -894,9 +895,9 @@ display(Markdown("\n".join([*lines, "", f"{provenance(skewed)}; equal lengths: {
 waits, _, ours = kept_rate.values()
 
 # %% [markdown]
-# `generate` keeps at most {{ 100 * max(waits):.0f }}% of its rate, our engine at least {{ 100 * min(ours):.0f }}%: it
-# loses little but the tail. {{ assert max(waits) < 0.6 < min(ours) and all(1 - most > 0.5 * (1 - kept) > 0 for most,
-# kept in zip(of_schedule, ours, strict=True)) }}
+# `generate` keeps at most {{ 100 * max(waits):.0f }}% of its rate, our engine at least {{ 100 * min(ours):.0f }}%; more
+# than half of its loss is the tail. {{ assert max(waits) < 0.6 < min(ours) and all(1 - most > 0.5 * (1 - kept) > 0 for
+# most, kept in zip(of_schedule, ours, strict=True)) }}
 #
 # So the rollout is fast now. The update, a few percent of TRL's training step, is more than a third of ours: [lesson
 # 12](12_update_phase.ipynb). {{ assert trl["trl-default"]["update_s"] < 0.08 * trl["trl-default"]["step_s"] and 1 / 3 <
@@ -913,8 +914,8 @@ waits, _, ours = kept_rate.values()
 # 2. A step takes the same time with 16 rows as with 64. Does *leave* help when answers differ in length? Does *refill*?
 #
 # <details><summary>Answer</summary>
-# Leave does not: it makes steps smaller, not fewer. Refill does. With many rows, where steps take longer, leave helps
-# too.
+# *Leave* doesn't: it makes steps smaller, not fewer. *Refill* does. With many rows, where fewer rows make a step
+# shorter, *leave* helps too.
 # </details>
 #
 # 3. Your recorded step takes `temperature` as a Python number. You lower it after a hundred steps. What happens?
