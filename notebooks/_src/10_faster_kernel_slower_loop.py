@@ -110,7 +110,8 @@ print(story["setup"]["shape"], "rows:", ROWS, "·", "; ".join(map(provenance, (s
 #
 # The kernel alone, in microseconds per call. `sdpa-repeat` is what `generate` computes: it repeats keys and values for
 # each query head and then calls PyTorch's attention. `sdpa-gqa` lets PyTorch's attention share the heads. The green
-# bars are the three kernels of lesson 09. **Look for** the distance from the first bar to `ours`, and from the second.
+# bars are the three kernels of lesson 09. **Look for** how much shorter `ours` is than the first bar, and than the
+# second.
 
 # %% tags=["hide-input"]
 # @title Figure: attention alone
@@ -201,9 +202,9 @@ slower = ms["our kernel, breaks"] / ms["compiled"]
 # **The kernel itself.** Is it slow in here? In lesson 06's trace of this step, all its calls together take {{ 100 *
 # of_kernel:.1f }}% of the time. {{ assert 0 < of_kernel < 0.02 }} Acquitted.
 #
-# **The launches.** Eagerly, the host launches every kernel of a step itself. With a static cache, `generate` compiles
-# the step without being asked and packs most kernels into CUDA graphs. Our kernel breaks that compiled step. How far
-# back does it throw us?
+# **The launches.** In eager mode, the host launches every kernel of a step itself. With a static cache, `generate`
+# compiles the step without being asked and packs most kernels into CUDA graphs. Our kernel breaks that compiled step.
+# How far back does it throw us?
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -256,8 +257,9 @@ worth = ms["eager, static cache"] / ms["compiled"]
 raised_ms = ways["hf-static-breaks-raised"]["ms_per_step"]
 
 # %% [markdown]
-# No: **`breaks` is eager speed**, with fewer than half the launches. {{ assert ms["eager, dynamic cache"] < ms["our
-# kernel, breaks"] < ms["eager, static cache"] }} So launches alone don't explain it, either.
+# No: **`breaks` runs at eager speed**, with fewer than half the launches. {{ assert ms["eager, dynamic cache"] <
+# ms["our kernel, breaks"] < ms["eager, static cache"] }} So launches alone don't explain it, either.<br><small>Lesson
+# 07's eager steps are from another run, with a slower host.</small>
 #
 # **The host's Python.** In the trace the GPU is idle for {{ 100 * idle["breaks"]:.0f }}% of the step, so it waits for
 # the host. Yet the calls that launch take only {{ 100 * launching:.0f }}% of the traced step. {{ assert idle["breaks"]
@@ -265,7 +267,7 @@ raised_ms = ways["hf-static-breaks-raised"]["ms_per_step"]
 # its guards, and what Dynamo left out runs as ordinary Python, operation by operation. No kernel, however fast, gives
 # back time in which the GPU waits.
 #
-# **What we lost is whatever compiling was worth**, here a factor of {{ worth:.1f }}, and without an error. On another
+# **We lost nearly all that compiling was worth**, here a factor of {{ worth:.1f }}, and without an error. On another
 # machine that's another factor, which is why the story's 3 and our {{ slower:.0f }} needn't agree.
 #
 # ## 4 · Find out why
@@ -653,8 +655,8 @@ attention_free = amdahl(
 # With a share and a gain **measured in the loop itself**, Amdahl's law is off by at most {{ 100 *
 # max(errors.values()):.0f }}%. {{ assert max(map(abs, errors.values())) == max(errors.values()) < 0.15 }} Part of that
 # is noise: each number is a median of {{ story["setup"]["repeats"] }} steps, and the update, the same program in all of
-# them, took {{ min(update_ms):.0f }} to {{ max(update_ms):.0f }} ms. So read the operation's gain with care: its {{
-# gain_ms:.0f }} ms are only about twice that range. {{ assert 1.5 < gain_ms / range_ms < 2.5 }} The sum of
+# them, took {{ min(update_ms):.0f }} to {{ max(update_ms):.0f }} ms. So read the operation's gain with care: {{
+# gain_ms:.0f }} ms is only about twice that range. {{ assert 1.5 < gain_ms / range_ms < 2.5 }} The sum of
 # microbenchmarks in section 1 was off by {{ 100 * ms["our kernel, operation"] / promised - 100:.0f }}%. {{ assert
 # ms["our kernel, operation"] / promised - 1 > 2 * max(errors.values()) }}
 #
@@ -693,12 +695,12 @@ display(Markdown("\n".join([*lines, "", provenance(story)])))
 #    attention that returns zeros, and time that.)
 # 2. **Compare results**: tokens and log-probs, with padding, rows of different lengths, a cache that is not full. Make
 #    sure that a mask arrives.
-# 3. **Time the loop, not the call**, beside its baseline in the same run, and beside the **eager** loop: if you are
+# 3. **Time the loop, not the call**, against its baseline in the same run, and against the **eager** loop: if you are
 #    near that, look for what switched the compiler off.
 # 4. **Count** graphs, pieces per step and numbers that the host reads. A backend of a few lines does it, on a CPU, in a
 #    test. Set tripwires: `fullgraph=True`, `opcheck`.
 # 5. **Look at what waits.** If the GPU is idle half of the time, work on that and not on kernels.
-# 6. **End at the training step**, measured, beside the prediction.
+# 6. **End at the training step**, measured, against the prediction.
 #
 # ## Check yourself
 #
@@ -730,7 +732,7 @@ display(Markdown("\n".join([*lines, "", provenance(story)])))
 # came.
 # </details>
 #
-# 5. Why can the same kernel break nothing in a step that we record as a CUDA graph ourselves? And what can go wrong
+# 5. Why can't the same kernel break anything in a step that we record as a CUDA graph ourselves? And what can go wrong
 #    there without an error?
 #
 # <details><summary>Answer</summary>
