@@ -329,8 +329,8 @@ if check.q3.passed:
 # Sampler and trainer agree to the last bit only if no operation's result for a row depends on how many rows are beside
 # it. Write a probe for that. Each operation was called with the first row of a matrix alone, with the first two, and so
 # on. `results[j][i]` is what operation `j` gave for `i + 1` rows: a tensor `[i + 1, n]`, in float32 or bf16. Return for
-# each operation **the smallest number of rows at which a row has other bits than it had in the call before**, 0 if
-# there is none: int64 `[operations]`. The last row of each call is new and says nothing yet.
+# each operation **the smallest number of rows at which a row's bits differ from those in the call before**, 0 if there
+# is none: int64 `[operations]`. The last row of each call is new and says nothing yet.
 #
 # Bits, not values: no tolerance, `0.0` and `-0.0` are different, and a `nan` may be the same as before.
 #

@@ -7,6 +7,11 @@
 # ---
 
 # %% [markdown]
+# How does an engine that serves chat differ from one that samples for RL? Sections 1 and 2 build the first. When it
+# samples for RL, three things are new: many answers share a prompt (section 3), the weights change after every rollout
+# (4), and the log-probs go into a loss (5 and 6). One of the three is a gift, one is a trap, and one is about the last
+# bit of a float. Which is which?
+#
 # **You will learn**
 #
 # - to keep the KV cache of many answers in blocks, with a block table written by hand in 25 lines;
@@ -17,10 +22,6 @@
 #
 # You need [lesson 07](07_static_cache.ipynb), sections 5 and 7, [lesson 02](02_ppo.ipynb) for the importance ratio,
 # [lesson 04](04_dr_grpo.ipynb) for GSPO, and [lesson 05](05_full_loop.ipynb), section 4.
-#
-# Sections 1 and 2 build an engine for chat. When it samples for RL, three things are new: many answers share a prompt
-# (section 3), the weights change after every rollout (4), and the log-probs go into a loss (5 and 6). One of the three
-# is a gift, one is a trap, and one is about the last bit of a float. Which is which?
 
 # %%
 import copy
@@ -211,8 +212,8 @@ plt.show()
 # ## 2 · A schedule
 #
 # The **scheduler** decides who runs. Answers wait in a queue. One is admitted as soon as there are blocks for its
-# prompt. Each running answer grows by one token per step, and a finished one frees its blocks. What does that gain when
-# most answers are short?
+# prompt and its first few tokens. Each running answer grows by one token per step, and a finished one frees its blocks.
+# What does that gain when most answers are short?
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -309,13 +310,14 @@ plt.show()
 
 # %% [markdown]
 # On average {{ at_once:.0f }} run in the first two thirds of the time, not five times 16. {{ assert 24 < at_once < 60
-# }} Why? The memory has {{ 16 * BUDGET:,d }} places, {{ 16 * BUDGET / at_once:.0f }} per running answer. Of
+# }} Why? The memory has room for {{ 16 * BUDGET:,d }} tokens, {{ 16 * BUDGET / at_once:.0f }} per running answer. Of
 # these the prompt takes 64, however short the answer. That's still more than twice as many answers as in a static
 # cache. {{ assert at_once > 32 }} The tail remains, however you cut the memory: the longest answers end last. {{ assert
 # steps["equal lengths"] < static["equal lengths"] and steps["skewed lengths"] < static["skewed lengths"] }}
 #
 # Each tick is an answer that was admitted and then had to go back. {{ assert all(seen.sent_back for seen in
-# runs.values()) }} Both runs start with {{ runs["skewed lengths"].rows[0] }}, more than the memory can hold for long.
+# runs.values()) }} Both runs start with {{ runs["skewed lengths"].rows[0] }} answers of five blocks each: four for the
+# prompt, one to begin with. The memory can't hold so many for long.
 #
 # ### Preemption
 #
@@ -486,9 +488,9 @@ print(f"stale prefix: by at most {stale.max():.3f}, on average {stale.mean():.3f
 
 # %% [markdown]
 # No error, just wrong numbers. {{ assert stale.max() > 1000 * rounding.max() }} Keys and values are a function of the
-# tokens **and of the weights**. Every token after such a prefix is drawn from a mixture of the old and the new model,
-# which is neither. Its importance ratio in the next step is off by up to {{ 100 * (stale.max().exp() - 1):.0f }}%
-# before anything has been trained.
+# tokens **and of the weights**. Every token after such a prefix is drawn from a mixture of the old and the new model.
+# Its importance ratio in the next step is off by up to {{ 100 * (stale.max().exp() - 1):.0f }}% before anything has
+# been trained.
 #
 # That's the second cause of the arrow back to *free*. The package's `BlockManager` is told which weights are in use,
 # and forgets what older ones wrote:
@@ -682,8 +684,8 @@ plt.show()
 # **With bitwise-equal kernels the mismatch is exactly 0 in every run.** {{ assert len(of) == 12 and
 # all((row["mismatch_max"] == 0) == (row["variant"] == EQUAL) for row in exact["results"]) }} And the step gets
 # *shorter*. {{ assert all(longer(shape, rows) < -2 for shape in SHAPES for rows in counts) }} Equal bits aren't the
-# reason: our pass also has fused kernels, computes each prompt once for its 8 answers, and hardly pads (lesson 12).
-# What a fixed order costs by itself, we haven't measured. But a trainer that keeps one needn't be slow.
+# reason: our pass also has fused kernels, computes each prompt once for its 8 answers, and hardly pads (lesson 12). We
+# haven't measured what a fixed order costs by itself. But a trainer that keeps one needn't be slow.
 #
 # ## 6 · A ratio that isn't 1
 #
@@ -784,16 +786,16 @@ first2, first8 = 2 * (g2[APART] - g2[EQUAL]), 8 * (g8[APART] - g8[EQUAL])
 #
 # **The clip shows it.** GSPO with 2 updates clips {{ g2[EQUAL]:.0f }}% of the tokens that train if the log-probs are
 # bitwise equal, and {{ g2[APART]:.0f }}% if not. {{ assert abs(g2[EQUAL] - g2["separate, recomputed"]) < 2 and
-# g2[EQUAL] + 3 < g2["separate, float16"] < g2[APART] - 10 }} The first of the two should clip nothing, since nothing
-# has moved yet. If the second clips equally either way, rounding alone clips about {{ first2:.0f }}% of the first one's
-# tokens: half of those outside the range, as the clip is one-sided. {{ assert abs(first2 - first8) < 10 and abs(outside
-# / 2 - first2) < 10 }} Dr. GRPO, with a range of 0.2, doesn't notice. {{ assert all(abs(other - wide[APART]) < 0.05 for
-# other in wide.values()) }}
+# g2[EQUAL] + 3 < g2["separate, float16"] < g2[APART] - 10 }} With equal bits only the second update clips: before the
+# first, nothing has moved. If the second clips as much either way, what's extra is the first's, about {{ first2:.0f }}%
+# of its tokens, from rounding alone. That fits: most ratios are outside the range, and the clip only acts on one side,
+# so on about half of them. {{ assert abs(first2 - first8) < 10 and abs(outside / 2 - first2) < 10 }} Dr. GRPO, with a
+# range of 0.2, doesn't notice. {{ assert all(abs(other - wide[APART]) < 0.05 for other in wide.values()) }}
 #
 # So what is bitwise equality good for? **A ratio means what it says**: it's exactly 1 until the policy moves. The
 # sampler's log-probs *are* the old ones, so no pass is needed to compute them. And **a bug has nowhere to hide**: any
-# nonzero mismatch is one, and you see it in the first step. What a larger mismatch does, that of a sampler with old
-# weights, is section 6 of [lesson 15](15_scale_out.ipynb). The trainer logs it as `mismatch_mean`.
+# nonzero mismatch is one, and you see it in the first step. Section 6 of [lesson 15](15_scale_out.ipynb) has a larger
+# mismatch: a sampler with old weights. The trainer logs it as `mismatch_mean`.
 #
 # You now know which is which: the shared prompt is a gift, stale keys and values are a trap, and the log-probs are
 # about the last bit.
