@@ -37,8 +37,8 @@ print("ready")
 # is one exception: where `reads[i]` is true, the host reads a number that kernel $i$ has computed, and can launch
 # nothing more until kernel $i$ has ended. The step is over when the last kernel has ended.
 #
-# For each kernel: **how much earlier would the step be over if this kernel alone took no time?** It's still launched,
-# and still read. That's the most that work on this kernel can gain.
+# For each kernel: **how much earlier would the step end if only this kernel took no time?** It's still launched, and
+# still read. That's the most that work on this kernel can gain.
 #
 # Shapes: `launch`, `kernel` `[n]` float, `reads` `[n]` bool; result `[n]`, in µs.
 #
