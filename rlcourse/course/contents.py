@@ -17,12 +17,12 @@ COURSE = {
         "The policy gradient", 2, "you write the training loop, five functions, and it trains"
     ),
     "02_ppo": Lesson("PPO", 3, "why PPO clips, and what a clip can't do; critic and GAE"),
-    "03_grpo": Lesson("GRPO", 3, "no critic; a reward difference of 0.001, and a leash"),
+    "03_grpo": Lesson("GRPO", 3, "no critic; a reward of 0.001 that takes over; the KL"),
     "04_dr_grpo": Lesson(
-        "Dr. GRPO: two biases and two deletions", 4, "delete a length, delete a deviation: what each is worth"
+        "Dr. GRPO: two biases and two deletions", 4, "drop a length, drop a deviation: what each is worth"
     ),
-    "05_full_loop": Lesson("The full loop", 3, "a reward that can be gamed; a real model, three endings"),
-    "06_where_time_goes": Lesson("Where the time goes", 4, "one division bounds a speedup before you try it"),
+    "05_full_loop": Lesson("The full loop", 3, "a reward that can be gamed; a real model, three outcomes"),
+    "06_where_time_goes": Lesson("Where the time goes", 4, "Amdahl's law bounds a speedup before you try it"),
     "07_static_cache": Lesson(
         "From generate to one CUDA graph per step", 4, "a thousand launches become one: a CUDA graph in 20 lines"
     ),
