@@ -39,6 +39,8 @@ def test_a_folder_without_a_file_says_so(file, folder):
 
 
 JSON_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+
+
 def test_a_run_isnt_a_model_but_its_checkpoints_are(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "config.json").write_text("{}")
