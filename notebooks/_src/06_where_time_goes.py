@@ -131,7 +131,7 @@ part = {name: STEPS[name, 64]["rollout_s"] / STEPS[name, 64]["step_s"] for name 
 # {{ 100 * part["trl-default"]:.0f }}% of TRL's step is the rollout, {{ 100 * part["rlcourse"]:.0f }}% of ours, and {{
 # 100 * median["rollout"] / step_s:.0f }}% here. {{ assert part["trl-default"] > 0.9 and part["rlcourse"] < 0.7 and
 # row["rollout_s"] + row["update_s"] > 0.995 * row["step_s"] }} "The rollout is the bottleneck of RL" isn't a law. It's
-# a fact about one engine on one machine, and you have to measure it.
+# a fact about one engine on one machine.
 #
 # ## 2 · How much can you gain?
 #
@@ -289,7 +289,6 @@ plt.show()
 # ## 3 · What is the time spent on?
 #
 # Phases say where. A *profiler* says what: it records every operator that PyTorch runs, with its start and duration.
-# Recording costs time, so the package's `profile` first times a call without the profiler, then traces it.
 #
 # How many operators does one decode step have? A rollout first reads its prompts (the *prefill*), so subtract a short
 # rollout from a longer one: what they have in common drops out.
@@ -332,8 +331,8 @@ for rows, seconds in decode_s_of.items():
 #
 # ### A trace
 #
-# With `trace=` the profiler writes every event to a file in Chrome's JSON format. Give it a path of your own and open
-# the file at [ui.perfetto.dev](https://ui.perfetto.dev); nothing is uploaded. `w` and `s` zoom, `a` and `d` move.
+# With `trace=`, a path of yours, the profiler writes every event to a file in Chrome's JSON format. Open the file at
+# [ui.perfetto.dev](https://ui.perfetto.dev); nothing is uploaded. `w` and `s` zoom, `a` and `d` move.
 
 # %%
 path = Path(tempfile.mkdtemp()) / "decode.json"
@@ -423,10 +422,9 @@ eager, static, fused = (RUNGS[name, 16] for name in ("hf-dynamic", "hf-static", 
 
 # %% [markdown]
 # That's part of the answer to section 2. A static cache alone adds launches; compiling the step leaves {{
-# fused["launches_a_step"]:.0f }} of {{ static["launches_a_step"]:,.0f }}. {{ assert eager["launches_a_step"]
-# < static["launches_a_step"] > 10 * fused["launches_a_step"] and static["ms_per_step"] > eager["ms_per_step"] >
-# fused["ms_per_step"] }} Lesson 07 shows how, and how much faster a step can be. Be careful with the busy fraction,
-# though:
+# fused["launches_a_step"]:.0f }} of {{ static["launches_a_step"]:,.0f }}. {{ assert eager["launches_a_step"] <
+# static["launches_a_step"] > 10 * fused["launches_a_step"] and static["ms_per_step"] > eager["ms_per_step"] >
+# fused["ms_per_step"] }} Lesson 07 shows how. Be careful with the busy fraction, though:
 #
 # - **A low one** says that the GPU waits, but not for what. Usually it's the host. It may also be a copy, or a line
 #   that asks for a number with `.item()`.
