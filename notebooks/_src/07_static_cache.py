@@ -55,8 +55,8 @@ prompts = [policy.prompt(p.question) for p in task.problems("train")[:64]]
 # %% [markdown]
 # ## 1 · The ladder, from below
 #
-# In a decode step every row gets its next token. Here it has 16 rows and the shape of Qwen2.5-0.5B. The first three
-# rungs are those of lesson 06. **Look for** the step back, and for how far the third still is from the floor.
+# Here's a decode step of 16 rows, with the shape of Qwen2.5-0.5B. The first three rungs are those of lesson 06. **Look
+# for** the step back, and for how far the third still is from the floor.
 
 # %% tags=["hide-input"]
 # @title Figure: the first three rungs
@@ -671,9 +671,9 @@ trl = {row["variant"]: row for row in load_record("step", "NVIDIA H200")["result
 # Is that good? vLLM, which most people would use, decoded the same prompts in the same run. Over 16, 64 and 256 rows
 # our last rung makes {{ min(ahead):.1f }} to {{ max(ahead):.1f }} times as many tokens per second. {{ assert min(ahead)
 # > 1 }} vLLM knows hundreds of architectures and serves users who come and go; ours knows three, and all its rows are
-# there at once.<br><small>vLLM {{ record["versions"]["vllm"] }} ran as a library, compiled, with CUDA graphs. For each
-# number of rows we took the fastest setting that we measured: {{ ", or ".join(dict.fromkeys(SETTINGS[row["variant"]]
-# for row in vllm.values())) }}. Lessons 10 and 11 use other runs, so their factors differ.</small>
+# there at once.<br><small>vLLM {{ record["versions"]["vllm"] }} ran as a library, compiled, with CUDA graphs. Its
+# fastest measured setting for each number of rows: {{ ", or ".join(dict.fromkeys(SETTINGS[row["variant"]] for row in
+# vllm.values())) }}. Lessons 10 and 11 use other runs, so their factors differ.</small>
 #
 # None of this is worth anything if the answers differ. Here are the rungs that run on a CPU, and their times: **look
 # for** what beats the dynamic cache.
@@ -914,8 +914,7 @@ waits, _, ours = kept_rate.values()
 # 2. A step takes the same time with 16 rows as with 64. Does *leave* help when answers differ in length? Does *refill*?
 #
 # <details><summary>Answer</summary>
-# *Leave* doesn't: it makes steps smaller, not fewer. *Refill* does. With many rows, where fewer rows make a step
-# shorter, *leave* helps too.
+# *Leave* doesn't: it makes steps smaller, not fewer. *Refill* does. With many rows, *leave* helps too.
 # </details>
 #
 # 3. Your recorded step takes `temperature` as a Python number. You lower it after a hundred steps. What happens?
