@@ -110,8 +110,7 @@ print(story["setup"]["shape"], "rows:", ROWS, "·", "; ".join(map(provenance, (s
 #
 # The kernel alone, in microseconds per call. `sdpa-repeat` is what `generate` computes: it repeats keys and values for
 # each query head and then calls PyTorch's attention. `sdpa-gqa` lets PyTorch's attention share the heads. The green
-# bars are the three kernels of lesson 09. **Look for** how much shorter `ours` is than the first bar, and than the
-# second.
+# bars are the three kernels of lesson 09. **Look for** how much shorter `ours` is than the first bar and the second.
 
 # %% tags=["hide-input"]
 # @title Figure: attention alone
@@ -148,7 +147,7 @@ print(f"our kernel: {amdahl(by_time, times_repeat):.2f}×, attention for free: {
 promised = ms["compiled"] / amdahl(by_time, times_repeat)
 
 # %% [markdown]
-# By this estimate the step should take {{ promised:.2f }} ms instead of {{ ms["compiled"]:.2f }}. This is the promise.
+# The promise: the step takes {{ promised:.2f }} ms instead of {{ ms["compiled"]:.2f }}.
 
 # %% tags=["hide-input"]
 # @title Your bet
