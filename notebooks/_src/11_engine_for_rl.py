@@ -316,8 +316,8 @@ plt.show()
 # steps["equal lengths"] < static["equal lengths"] and steps["skewed lengths"] < static["skewed lengths"] }}
 #
 # Each tick is an answer that was admitted and then had to go back. {{ assert all(seen.sent_back for seen in
-# runs.values()) }} Both runs start with {{ runs["skewed lengths"].rows[0] }} answers of five blocks each: four for the
-# prompt, one to begin with. The memory can't hold so many for long.
+# runs.values()) }} Both runs start with {{ runs["skewed lengths"].rows[0] }} answers of five blocks each, four of them
+# for the prompt, and then all of them grow.
 #
 # ### Preemption
 #
