@@ -7,10 +7,9 @@
 # ---
 
 # %% [markdown]
-# How does an engine that serves chat differ from one that samples for RL? Sections 1 and 2 build the first. When it
-# samples for RL, three things are new: many answers share a prompt (section 3), the weights change after every rollout
-# (4), and the log-probs go into a loss (5 and 6). One of the three is a gift, one is a trap, and one is about the last
-# bit of a float. Which is which?
+# Sections 1 and 2 build an engine for chat. When it samples for RL, three things are new: many answers share a prompt
+# (section 3), the weights change after every rollout (4), and the log-probs go into a loss (5 and 6). One of the three
+# is a gift, one is a trap, and one is about the last bit of a float. Which is which?
 #
 # **You will learn**
 #
@@ -212,8 +211,8 @@ plt.show()
 # ## 2 · A schedule
 #
 # The **scheduler** decides who runs. Answers wait in a queue. One is admitted as soon as there are blocks for its
-# prompt and its first few tokens. Each running answer grows by one token per step, and a finished one frees its blocks.
-# What does that gain when most answers are short?
+# prompt and first tokens. Each running answer grows by one token per step, and a finished one frees its blocks. What
+# does that gain when most answers are short?
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -312,8 +311,8 @@ plt.show()
 # On average {{ at_once:.0f }} run in the first two thirds of the time, not five times 16. {{ assert 24 < at_once < 60
 # }} Why? The memory has room for {{ 16 * BUDGET:,d }} tokens, {{ 16 * BUDGET / at_once:.0f }} per running answer. Of
 # these the prompt takes 64, however short the answer. That's still more than twice as many answers as in a static
-# cache. {{ assert at_once > 32 }} The tail remains, however you cut the memory: the longest answers end last. {{ assert
-# steps["equal lengths"] < static["equal lengths"] and steps["skewed lengths"] < static["skewed lengths"] }}
+# cache. {{ assert at_once > 32 }} The tail remains: the longest answers end last. {{ assert steps["equal lengths"] <
+# static["equal lengths"] and steps["skewed lengths"] < static["skewed lengths"] }}
 #
 # Each tick is an answer that was admitted and then had to go back. {{ assert all(seen.sent_back for seen in
 # runs.values()) }} Both runs start with {{ runs["skewed lengths"].rows[0] }} answers of five blocks each, four of them
@@ -325,8 +324,8 @@ plt.show()
 # answer is **preempted**: it gives up its blocks, keeps its tokens, and waits. Once it's readmitted, the engine
 # prefills its prompt and tokens in one go.
 #
-# Which answer should go? Ours picks the **youngest**, the one that came last in the queue. Here are eight answers in
-# room for two and a half of full length. **Look for** the first row, and for the row that's interrupted most often.
+# Which one goes? The **youngest**, which came last in the queue. Here are eight answers in room for two and a half of
+# full length. **Look for** the first row, and for the row that's interrupted most often.
 
 # %% tags=["hide-input"]
 # @title Figure: eight answers in room for two and a half
@@ -545,7 +544,6 @@ for dtype in (torch.float32, torch.bfloat16):
 # A matmul is many such sums, over `k`, and the kernel chooses how to cut them. With few rows a library likes to
 # **split** `k`, so that more of the GPU has work; the splits' sums are added at the end. Within a split the kernel goes
 # through `k` in **tiles**. Either each tile starts its own *accumulator*, or one accumulator runs through all tiles.
-# Here are all three, on the same numbers.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -787,10 +785,10 @@ first2, first8 = 2 * (g2[APART] - g2[EQUAL]), 8 * (g8[APART] - g8[EQUAL])
 # **The clip shows it.** GSPO with 2 updates clips {{ g2[EQUAL]:.0f }}% of the tokens that train if the log-probs are
 # bitwise equal, and {{ g2[APART]:.0f }}% if not. {{ assert abs(g2[EQUAL] - g2["separate, recomputed"]) < 2 and
 # g2[EQUAL] + 3 < g2["separate, float16"] < g2[APART] - 10 }} With equal bits only the second update clips: before the
-# first, nothing has moved. If the second clips as much either way, what's extra is the first's, about {{ first2:.0f }}%
-# of its tokens, from rounding alone. That fits: most ratios are outside the range, and the clip only acts on one side,
-# so on about half of them. {{ assert abs(first2 - first8) < 10 and abs(outside / 2 - first2) < 10 }} Dr. GRPO, with a
-# range of 0.2, doesn't notice. {{ assert all(abs(other - wide[APART]) < 0.05 for other in wide.values()) }}
+# first, nothing has moved. If the second clips as much either way, the extra is all the first's, about {{ first2:.0f
+# }}% of its tokens. Rounding alone can do that: most ratios are outside the range, and a one-sided clip acts on half of
+# them. {{ assert abs(first2 - first8) < 10 and abs(outside / 2 - first2) < 10 }} Dr. GRPO, with a range of 0.2, doesn't
+# notice. {{ assert all(abs(other - wide[APART]) < 0.05 for other in wide.values()) }}
 #
 # So what is bitwise equality good for? **A ratio means what it says**: it's exactly 1 until the policy moves. The
 # sampler's log-probs *are* the old ones, so no pass is needed to compute them. And **a bug has nowhere to hide**: any
