@@ -35,7 +35,7 @@ print("ready")
 # Write the strict reading of an answer, a little simpler than the package's. Return the number of the **last** line
 # that reads `#### NUMBER`, as a float, and `nan` if there is none.
 #
-# - Four `#` at the beginning of a line, at least one space, a number, then at most spaces up to the end of the line.
+# - Four `#` at the beginning of a line, at least one space, a number, then nothing but spaces.
 # - A number is digits with an optional `-` before and an optional decimal part (`3.50`). Commas may group by threes:
 #   `1,234` is 1234. Nothing else is a number: not `1,23`, not `1234,567`, not `+5`, `.5` or `5.`, not `twelve`.
 # - A line that can't be read is skipped, and an earlier one that can be read counts.

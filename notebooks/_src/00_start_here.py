@@ -23,8 +23,8 @@
 # time, into PPO, GRPO and Dr. GRPO. The rest is about speed, down to GPU kernels that you write (lessons 08 to 10).
 #
 # Run the cells from top to bottom; change the numbers in a cell and run it again as you like. Where a lesson asks for
-# **a bet**, place one before you go on: you'll remember what surprised you. Code that only draws is folded away; click
-# its title or the three dots to open it. The symbols of the whole course are listed at the end.
+# **a bet**, place one before you go on: you'll remember what surprised you. Code that only draws is folded away. The
+# symbols of the whole course are listed at the end.
 
 # %%
 import itertools
@@ -51,8 +51,8 @@ print("problems asked below:", pick(smoke=80, full=1000))
 # %% [markdown]
 # ## 1 · Your machine
 #
-# `rlcourse doctor`, typed in a terminal, prints what is installed and what is missing. Here are the same facts. Only
-# what is marked *required* is needed for the course on a CPU.
+# `rlcourse doctor`, typed in a terminal, prints what is installed and what is missing. Only what is
+# marked *required* is needed for the course on a CPU.
 
 # %% tags=["hide-input"]
 # @title Table: this machine
@@ -86,7 +86,7 @@ assert all(check["ok"] for check in facts["checks"] if check["required"]), "run 
 # program checks the answers. Answers that did better than the others to the same problem become more probable, the rest
 # less. Then it all starts again, with the changed model.
 #
-# Each arrow below is a function call, and each box names the files or the folder of `rlcourse` that hold it.
+# Each box below names the files of `rlcourse` that hold it.
 
 # %% tags=["hide-input"]
 # @title Figure: the map
@@ -295,11 +295,12 @@ fig.legend(loc="outside lower center", ncols=3, fontsize=9)
 plt.show()
 
 # %% [markdown]
-# The greedy answers have one main weakness: on hard problems the model **guesses**. Where it shows its working, it's
-# right {{ 100 * right_if_working:.0f }}% of the time. {{ assert right_if_working > 0.7 }} So it looks as if it only had
-# to stop guessing. Remember this picture, and don't believe it yet: {{ 100 * fmean(a.problem.level < 3 for a in greedy
-# if calculations(a.text)):.0f }}% of the answers with working are to problems of level 1 or 2, and training never sees
-# a greedy answer. {{ assert fmean(a.problem.level < 3 for a in greedy if calculations(a.text)) > 0.6 }}
+# The greedy answers have one main weakness: on hard problems the model **guesses**. At level 4 `####` was barely
+# likelier than not, but greedy takes the likelier branch every time. Where the model shows its working, it's right {{
+# 100 * right_if_working:.0f }}% of the time. {{ assert right_if_working > 0.7 }} So it looks as if it only had to stop
+# guessing. Remember this picture, and don't believe it yet: {{ 100 * fmean(a.problem.level < 3 for a in greedy if
+# calculations(a.text)):.0f }}% of the answers with working are to problems of level 1 or 2, and training never sees a
+# greedy answer. {{ assert fmean(a.problem.level < 3 for a in greedy if calculations(a.text)) > 0.6 }}
 #
 # ## 6 · Samples
 #
@@ -403,7 +404,7 @@ clean_at, choice_at, right_at = zip(*(found.factors for found in levels), strict
 
 # %% [markdown]
 # Here is the fact on which the course rests: **working pays**. {{ assert all(accuracy["with clean working", l] >
-# accuracy["that guess", l] for l in (1, 2, 3)) }} Nobody told the model so. But reward right answers, and you make
+# accuracy["that guess", l] for l in (1, 2, 3)) }} Reward right answers, and you make
 # working likelier and garbage rarer, although the reward mentions neither.
 #
 # A sample is right if it passes all three tests, one after the other, so the shares multiply:
@@ -428,7 +429,7 @@ clean_at, choice_at, right_at = zip(*(found.factors for found in levels), strict
 #
 # $$\text{pass@}k = 1 - \binom{n-c}{k} \Big/ \binom{n}{k} .$$
 #
-# Small enough to count by hand: six samples, two right, all the ways to draw three.
+# By hand: six samples, two right, all the ways to draw three.
 
 
 # %%
@@ -446,7 +447,7 @@ print(
 # %% [markdown]
 # The tempting shortcut is to estimate $\hat p = c/n$ and take $1 - (1-\hat p)^k$. It is **biased**: averaged over the
 # possible values of $c$, it's too low. Since $c$ is binomial, we can compute both averages exactly, here for a problem
-# whose samples are right with probability 0.1. **Look for** which of the two lies on the truth.
+# whose samples are right with probability 0.1. **Look for** how the gap grows with $k$.
 
 
 # %%
@@ -472,8 +473,8 @@ plt.show()
 assert torch.allclose(torch.tensor(formula), torch.tensor(truth))
 
 # %% [markdown]
-# Now our model. The figure is for a problem that one sample in ten solves, and one in ten is about what our samples
-# reach on average: {{ 100 * sampled_share:.1f }}% are right. {{ assert abs(sampled_share - p) < 0.01 }}
+# Now our model. Of its samples about one in ten is right, too, on average: {{ 100 * sampled_share:.1f }}%. {{
+# assert abs(sampled_share - p) < 0.01 }}
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -491,6 +492,9 @@ assert all(package_pass_at_k(16, c, k) == pass_at_k(16, c, k) for c in range(17)
 reach_bet.result(100 * mean_pass_at_k(samples)["pass@16"])
 print({k: f"{v:.1%}" for k, v in mean_pass_at_k(samples).items()})
 
+# %% [markdown]
+# By level, **look for** the curves that are still climbing at 16.
+
 # %% tags=["hide-input"]
 # @title Figure: pass@k by level
 fig, ax = plt.subplots(figsize=(6.5, 3.4))
@@ -506,9 +510,9 @@ right_at_4 = [a for a in flat if a.strict and a.problem.level == 4]
 lucky = [a for a in right_at_4 if not calculations(a.text)]
 
 # %% [markdown]
-# The figure before said {{ 100 * truth[-1]:.0f }}% for $k = 16$, and the model gets {{ 100 *
+# The curve for $p = 0.1$ said {{ 100 * truth[-1]:.0f }}% at $k = 16$, and the model gets {{ 100 *
 # mean_pass_at_k(samples)["pass@16"]:.0f }}%. {{ assert truth[-1] > mean_pass_at_k(samples)["pass@16"] + 0.15 }}
-# Problems differ: where half the samples are right, sixteen are more than enough, and where hardly any is, they're too
+# Problems differ: where half the samples are right, sixteen are more than enough; where hardly any are, they're too
 # few. An average hides that.
 #
 # And a lucky guess counts, too. No right answer is above {{ max(int(p.gold) for p in test) }}, so one of sixteen
@@ -517,8 +521,8 @@ lucky = [a for a in right_at_4 if not calculations(a.text)]
 #
 # ## 8 · Half a training step
 #
-# Here's the first half of the map as code: two problems, four answers to each, a reward per answer, and how much better
-# than the mean of its group each one did.
+# Here's the first half of the map as code: two problems, four answers to each, a reward per answer, and its advantage:
+# how much better than its group's mean it did.
 
 # %%
 from rlcourse import advantages
@@ -556,7 +560,7 @@ share = {
 print(f"greedy answers right: {share['before']:.1%} before, {share['after']:.1%} after {run['steps']} steps")
 
 # %% [markdown]
-# The same test problems as before, answered greedily before and after. **Look for** what happened to the guesses.
+# The same test problems, answered greedily before and after. **Look for** what happened to the guesses.
 
 # %% tags=["hide-input"]
 # @title Figure: kinds of greedy answers, before and after
@@ -575,11 +579,11 @@ guessed = {name: sum(kind(a) == "guess, no working" for a in found) for name, fo
 # has only learned not to guess. But these are greedy answers. Training rewards **samples**, and of those only about one
 # in {{ 1 / sampled_share:.0f }} was right.
 #
-# So look at samples. In longer runs with the same settings, every sample was sorted as in section 6. The share that is
-# right rises by some 60 points. How much of that does each of the three factors contribute? They multiply, so it
-# depends on the order: fewer guesses are worth more once garbage is rare. Take all six orders. In each, move the
-# factors one after the other from their values before training to those after, and note how far each move raises the
-# product. The mean over the six orders is a factor's contribution, its *Shapley value*.
+# In longer runs with the same settings, every sample was sorted as in section 6. The share that is right rises by some
+# 60 points. How much of that does each of the three factors contribute? They multiply, so it depends on the order:
+# fewer guesses are worth more once garbage is rare. So take all six orders. In each, switch the factors one by one
+# to their values after training, and note how much each switch raises the product. The mean over the six orders is a
+# factor's contribution, its *Shapley value*.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -597,8 +601,8 @@ without = bet(
 )
 
 # %% [markdown]
-# Left, the three factors along training. Right, what each has contributed so far; with luck, the parts add up to the
-# whole gain. **Look for** the factor that moves first.
+# Left, the three factors during training. Right, what each has contributed so far; together with luck, they add up to
+# the whole gain. **Look for** the factor that moves first.
 
 # %% tags=["hide-input"]
 # @title Figure: where the gain comes from
@@ -658,7 +662,8 @@ lines.append(f"| **samples that are right** | {cells} | |")
 display(Markdown("\n".join(lines)))
 
 # %% [markdown]
-# So the story has three parts, and the greedy picture showed one.
+# So the story has three parts, and the greedy picture showed one. (These are validation
+# problems, so the start differs a little from section 6's.)
 #
 # 1. **Choice** moves first and contributes most, {{ told["choice"]["points"]:.0f }} of {{
 #    told["accuracy"]["points"]:.0f }} points. {{ assert max(FACTORS, key=lambda n: told[n]["points"]) == "choice" }} {{
@@ -666,7 +671,7 @@ display(Markdown("\n".join(lines)))
 #    show their working. {{ assert at_20["choice"] > 85 > at_20["clean"] }}
 # 2. **Garbage** gets rarer, more slowly: from {{ 100 * (1 - told["clean"]["before"]):.0f }} to {{ 100 * (1 -
 #    told["clean"]["after"]):.0f }}% of the samples, {{ told["clean"]["points"]:.0f }} points. In section 6, a sample
-#    with garbage in it was right {{ 100 * garbage_right:.0f }}% of the time, so training makes it less likely still. {{
+#    with garbage in it was right {{ 100 * garbage_right:.0f }}% of the time, so it's rarely rewarded. {{
 #    assert garbage_right < worked_right / 3 }}
 # 3. **Arithmetic** improves as well, {{ told["arithmetic"]["points"]:.0f }} points: right digits are rewarded, too. Its
 #    line on the left understates that, since the model now shows its working on hard problems as well. {{ assert
@@ -704,8 +709,9 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# Both rose. {{ assert at_16["after"] > at_16["before"] + 0.1 }} That alone is no proof of a new skill: a problem
-# that one sample in a hundred solved, and now one in two, raises pass@16 nearly as much as one that was out of reach.
+# Both rose. {{ assert at_16["after"] > at_16["before"] + 0.1 }} That's still no proof of a new skill: a problem that
+# one sample in a hundred solved, and now one in two, raises pass@16 nearly as much as one that was out of reach.
+# Telling them apart takes hundreds of samples per problem (Yue et al. 2025).
 #
 # ### The learning curve
 #
@@ -734,10 +740,10 @@ error = 100 * (mean[0] * (1 - mean[0]) / asked) ** 0.5
 tested = [100 * record["results"][0]["summary"][f"accuracy_{when}"] for when in ("before", "after")]
 
 # %% [markdown]
-# The curve starts at {{ 100 * mean[0]:.1f }}% and the printed line at {{ tested[0]:.1f }}%. Both are right. The curve
-# asks {{ asked }} validation problems, the line all {{ record["results"][0]["summary"]["eval_problems"] }} test
-# problems, and {{ asked }} problems have a standard error of {{ error:.1f }} points: these happen to be easier. So
-# compare runs only on the same problems.
+# The curve starts at {{ 100 * mean[0]:.1f }}% and the printed line at {{ tested[0]:.1f }}%. The curve asks {{ asked }}
+# validation problems, the line all {{ record["results"][0]["summary"]["eval_problems"] }} test problems, and {{ asked
+# }} problems have a standard error of {{ error:.1f }} points: these happen to be easier. So compare runs only on the
+# same problems.
 #
 # ## 10 · Notation
 #
@@ -786,7 +792,7 @@ tested = [100 * record["results"][0]["summary"][f"accuracy_{when}"] for when in 
 #    samples contain a right one?
 #
 # <details><summary>Answer</summary>
-# The formula says 1: drawing all 16 surely draws a right one. It is right on average over many sets of 16 samples, not
+# The formula says 1: drawing all 16 surely draws a right one. It's right on average over many sets of 16 samples, not
 # for each set.
 # </details>
 #
@@ -794,7 +800,7 @@ tested = [100 * record["results"][0]["summary"][f"accuracy_{when}"] for when in 
 #
 # <details><summary>Answer</summary>
 # From the model: some of its samples showed working from the start. Those were right more often, so training made them
-# more frequent. A model that never shows any could not learn it this way.
+# more frequent. A model that never shows any couldn't learn it this way.
 # </details>
 #
 # ## Exercises
