@@ -113,7 +113,7 @@ plt.show()
 # ## 2 · Build it
 #
 # The loop has five pieces. You write them, in [the first part of the exercises](../exercises/01_policy_gradient.ipynb).
-# Each is one to three lines, and each is tested as soon as it's there:
+# Each is one to three lines, and each is tested as soon as it's there ($T$ is the token limit):
 #
 # | function | what it does | formula |
 # | --- | --- | --- |
@@ -135,7 +135,7 @@ print(inspect.getsource(loop.train))
 # That's the whole of `train`: roll out, judge, weigh (inside `advantages`), step. A step samples {{ loop.GROUP }}
 # answers to each of {{ loop.PROMPTS }} problems. Take away the weights, and the loss is fine-tuning. An answer with
 # weight 0 is left out; one with a negative weight becomes less likely. The constant divisor only sets the scale;
-# warm-up and gradient clipping are routine.
+# warm-up and gradient clipping are routine; `updates` and `REFERENCE` wait for lessons 02 and 03.
 #
 # ## 3 · Train, then take a piece out
 #
@@ -201,8 +201,8 @@ first_bet.result([reached, *recorded("rloo_plus")])
 
 # %% [markdown]
 # From {{ validation(built)[1][0]:.3g }}% to {{ reached:.3g }}%, {{ assert reached > 70 }} on nothing but the model's
-# own answers and a program that reads their final number. No worked example was in this training. Most of the gain
-# costs a quarter of the answers; the last points cost the rest. {{ assert max(recorded("rloo_plus")) < 100 *
+# own answers and a program that reads their final number. No worked example was in this training. A quarter of the
+# answers buys most of the gain; the rest buys the last few points. {{ assert max(recorded("rloo_plus")) < 100 *
 # min(larger) }} (Five recorded seeds are at {{ recorded("rloo_plus")[0]:.0f }} to {{ recorded("rloo_plus")[-1]:.0f }}%
 # after 30 steps.) The light line is lower because those answers are sampled, not greedy. It jumps because a step has
 # only {{ loop.PROMPTS * loop.GROUP }} of them. {{ assert 100 * max(row["reward"] for row in built) < reached }}
@@ -280,8 +280,8 @@ second_bet.result([after, *recorded("reinforce_plus_5")])
 #
 # Leave out the prompt for a moment. $J = \sum_y \pi_\theta(y)\, R(y)$, a sum over all texts, and only $\pi_\theta$
 # depends on the parameters $\theta$. So $\nabla J = \sum_y \nabla\pi_\theta(y)\, R(y)$, and the reward itself is never
-# differentiated. We cannot sum over all texts, but we can sample. The bridge is one line, since
-# $\nabla \log \pi = \nabla \pi / \pi$:
+# differentiated. We can't sum over all texts, but we can sample. The bridge is one line, since $\nabla \log \pi =
+# \nabla \pi / \pi$:
 #
 # $$\nabla J = \sum_y \pi_\theta(y)\, R(y)\, \nabla \log \pi_\theta(y)
 #            = \mathbb{E}_{y \sim \pi_\theta}\big[R(y)\, \nabla \log \pi_\theta(y)\big] .$$
@@ -376,7 +376,7 @@ plt.show()
 #
 # So you may add a constant to the reward, or subtract any **baseline** $b$ that doesn't depend on the answer, and the
 # average stays: $\nabla J = \mathbb{E}_y[(R(y) - b)\,\nabla\log\pi_\theta(y)]$. What is left, $A = R - b$, is called
-# the **advantage**: how much better than expected. The average does not care about $b$. The **noise** does. With
+# the **advantage**: how much better than expected. The average doesn't care about $b$. The **noise** does. With
 # rewards 5 and 6 every sample is pushed up, nonsense nearly as hard as sense. Averaged over all texts, the 5 that they
 # have in common cancels. Over {{ loop.PROMPTS * loop.GROUP }} samples it doesn't.
 #
@@ -400,8 +400,8 @@ display(Markdown("\n".join(lines)))
 noise_ratio = mean_and_variance(R + 5, 0.0)[1] / mean_and_variance(R, 0.0)[1]
 
 # %% [markdown]
-# The same expected gradient with {{ noise_ratio:.0f }} times the variance. That is on the toy, but noise of this kind
-# is what the red run had to learn through.
+# The same expected gradient with {{ noise_ratio:.0f }} times the variance. That's on the toy, but the red run had to
+# learn through noise of this kind.
 #
 # The variance is a parabola in $b$. Setting its derivative to zero gives its lowest point, a mean of the rewards that
 # gives more weight to texts with large scores:
@@ -482,15 +482,15 @@ for G in (2, 3):
         print(f"G = {G}, {name:13}: {(mean @ exact / exact.square().sum()).item():.4f} x the exact gradient")
 
 # %% [markdown]
-# With your own reward in, the gradient is too short by the factor $1 - 1/G$ and points the right way. A factor that is
-# the same everywhere does no harm, since Adam divides by the size of the gradient anyway. So a group's two baselines,
-# with your own reward and without it, give the same advantages up to a constant factor. GRPO will build on the first.
+# With your own reward in, the gradient shrinks by the factor $1 - 1/G$ but points the right way. A factor that's the
+# same everywhere does no harm, since Adam divides by the size of the gradient anyway. So a group's two baselines, with
+# your own reward and without it, give the same advantages up to a constant factor. GRPO will build on the first.
 #
 # ## 7 · Why did it do so well without?
 #
 # One puzzle is left. With rewards 0 and 1 the run without a baseline did well. A mean reward near 0 explains only the
-# beginning: it passed one half on the way. {{ assert max(row["reward"] for row in plain) > 0.5 }} The formula for $b^*$
-# says where to look: at the norm of the scores. So take one prompt and the model as it started, answer by answer.
+# beginning: it passed one half on the way. {{ assert max(row["reward"] for row in plain) > 0.5 }} So take one prompt
+# and the model as it started, and find $b^*$ from its answers.
 
 # %%
 torch.manual_seed(2)
@@ -518,6 +518,9 @@ right, wrong = squared[r == 1].mean().item(), squared[r == 0].mean().item()
 third_bet.result(best)
 print(f"mean squared norm of the score: right answers {right:,.0f}, wrong {wrong:,.0f}")
 
+# %% [markdown]
+# Where does that come from? **Look for** the colour of the large scores.
+
 # %% tags=["hide-input"]
 # @title Figure: how large the scores are
 fig, ax = plt.subplots(figsize=(6.5, 2.8))
@@ -530,11 +533,12 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# The squared norm of a wrong answer's score is {{ wrong / right:.0f }} times that of a right one's, on average. {{
-# assert wrong > 3 * right }} A wrong answer here is often the garbage of lesson 00, and each improbable token in it
-# adds a lot to the score. With rewards 0 and 1 and no baseline, all of that is multiplied by exactly 0. Subtract the
-# mean reward, and it gets a weight of {{ -mean_reward:.2f }}. So the best constant here is {{ best:.2f }}, far below
-# the mean reward of {{ mean_reward:.2f }}. {{ assert best < mean_reward / 2 }}
+# $b^*$ weights each reward by the squared norm of its score, and a wrong answer's is {{ wrong / right:.0f
+# }} times a right one's, on average. {{ assert wrong > 3 * right }} A wrong answer here is often the garbage of lesson
+# 00, and each improbable token in it adds a lot to the score. With rewards 0 and 1 and no baseline, all of that is
+# multiplied by exactly 0. Subtract the mean reward, and it gets a weight of {{ -mean_reward:.2f }}. So the best
+# constant here is {{ best:.2f }}, far below the mean reward of {{ mean_reward:.2f }}. {{ assert best < mean_reward / 2
+# }}
 #
 # Take this with a grain of salt: it's about one prompt and a 0.9 M model that writes garbage, not about language models
 # in general, and it was measured only at the start of the run. What does hold everywhere: "subtract the mean, it
@@ -561,13 +565,12 @@ display(Markdown("\n".join(lines)))
 # "The answer is 7." is right and earns nothing strictly, so a policy that's paid strictly learns the form, too. Report
 # both numbers, or a gain in form will look like a gain in mathematics. "It is 5 or 6 or 7" earns the lenient reward by
 # hedging. And the last line is right by accident: **both** pay for it. A verifier that reads only the final number
-# never sees the working. In the exercises you cheat a verifier and then fix it.
+# never sees the working. (`#### 7 apples` passes because even the strict reading allows a unit.)
 #
 # ## 9 · On record
 #
-# Here is the loop at the same size, with {{ len(load_curve("lesson01_reinforce")["results"]) }} seeds for each line.
-# The line is the mean of the seeds; the band goes from worst to best. **Look for** the one line on the left that keeps
-# up with those on the right.
+# Here is the same loop with {{ len(load_curve("lesson01_reinforce")["results"]) }} seeds per line. The line is their
+# mean; the band goes from worst to best. **Look for** the one line on the left that keeps up with those on the right.
 
 # %% tags=["hide-input"]
 # @title Figure: five seeds each
@@ -628,14 +631,14 @@ print(provenance(curves["reinforce"]), "with `python -m tools.lessons.lesson01`"
 # 2. The reward is 1 for all of your sixteen answers. What is the gradient without a baseline, and with RLOO?
 #
 # <details><summary>Answer</summary>
-# Without: the mean score of the sixteen. It is not zero although there is nothing to learn; its expectation is zero, so
-# it is noise. With RLOO: exactly zero.
+# Without: the mean score of the sixteen. It isn't zero, although there's nothing to learn; its expectation is zero, so
+# it's noise. With RLOO: exactly zero.
 # </details>
 #
 # 3. May a baseline depend on the prompt? On the length of the answer?
 #
 # <details><summary>Answer</summary>
-# On the prompt: yes, it is known before anything is sampled. On the length of the answer: no. The length is part of the
+# On the prompt: yes, it's known before anything is sampled. On the length of the answer: no. The length is part of the
 # sample, so the proof of section 5 breaks and the gradient is biased.
 # </details>
 #
