@@ -175,8 +175,8 @@ if check.q2.passed:
 # and now has 0.5, that is 500 times the weight of a token that hasn't moved.
 #
 # Close the hole without losing the token: where PPO's gradient is $-\rho A \nabla \log \pi$ with $\rho >$ `most`, make
-# it $-$`most`$\, A \nabla \log \pi$. Everywhere else the gradient is PPO's, also where that is zero. The loss is a mean
-# over the real tokens of the batch. Only its **gradient** is checked; its value can be anything.
+# it $-$`most`$\, A \nabla \log \pi$. Everywhere else the gradient is PPO's, including where it's zero. The loss is a
+# mean over the real tokens of the batch. Only its **gradient** is checked; its value can be anything.
 #
 # Shapes: `logprobs` (with gradient), `old_logprobs`, `advantages`, `mask` `[rows, length]`; `clip`, `most` numbers,
 # `most` > 1 + `clip`. Where `mask` is False the log-probs may be `-inf`.

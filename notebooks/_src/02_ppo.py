@@ -49,7 +49,7 @@ usual = next(row for row in load_record("step")["results"] if (row["variant"], r
 #
 # Your loop samples {{ loop.PROMPTS * GROUP }} answers, takes one gradient step and throws them away. That hurts where
 # sampling is slow. With the default settings of TRL, Hugging Face's library for RL, sampling takes {{ 100 *
-# usual["rollout_s"] / usual["step_s"]:.0f }}% of a step (a model of 0.5 B, {{ usual["rows"] }} answers of {{
+# usual["rollout_s"] / usual["step_s"]:.0f }}% of a step (a 0.5 B model, {{ usual["rows"] }} answers of {{
 # load_record("step")["setup"]["new_tokens"] }} tokens, an H200). {{ assert "H200" in load_record("step")["device"] and
 # load_record("step")["setup"]["shape"].endswith("-0.5b") }} So why not take {{ UPDATES }} steps on each rollout and
 # learn {{ UPDATES }} times as much from it? (With this course's tiny model, {{ UPDATES }} steps cost more than the
@@ -142,7 +142,7 @@ first_bet.result([found[-1], *(seed[-1] for seed in others)])
 # The loss is then minus the mean of $\rho_t A$, with the gradient $-\rho_t A\, \nabla \log \pi_\theta$. On the first
 # step all ratios are 1, and the gradient is lesson 01's.
 #
-# Let's watch both losses, with the ratio and without it. Take many steps on a single rollout and follow two kinds of
+# Let's compare the two losses, with the ratio and without. Take many steps on a single rollout and follow two kinds of
 # tokens: those of answers that did better than the others in their group, and those of answers that did worse. **Look
 # for** the line that never slows down (left). The two vertical axes have different scales.
 
@@ -205,13 +205,12 @@ fell = {name: logs[-1][mask & (A < 0)].mean().item() for name, logs in moved.ite
 rose = {name: [x[mask & (A > 0)].mean().item() for x in logs] for name, logs in moved.items()}
 
 # %% [markdown]
-# With the plain log-prob, a bad token is pushed down as hard at a probability of one in a million as at one half.
-# There's no bottom: after {{ len(moved["ratio"]) - 1 }} steps the mean is {{ fell["log-prob"]:.1f }} and falling as
-# fast as ever. {{ assert (moved["log-prob"][-2] - moved["log-prob"][-1])[mask & (A < 0)].mean() *
-# (len(moved["log-prob"]) - 1) > -fell["log-prob"] }} On the right even the good tokens begin to lose, since all tokens
-# share the model's weights. {{ assert rose["log-prob"][-1] < max(rose["log-prob"]) }} The ratio has a brake: as $\rho$
-# shrinks, so does the push, and the mean is at {{ fell["ratio"]:.1f }}. {{ assert fell["log-prob"] < fell["ratio"] < 0
-# }}
+# With the plain log-prob, a bad token gets pushed down even when its probability is already one in a million. There's
+# no bottom: after {{ len(moved["ratio"]) - 1 }} steps the mean is {{ fell["log-prob"]:.1f }} and falling as fast as
+# ever. {{ assert (moved["log-prob"][-2] - moved["log-prob"][-1])[mask & (A < 0)].mean() * (len(moved["log-prob"]) - 1)
+# > -fell["log-prob"] }} On the right even the good tokens begin to lose, since all tokens share the model's weights.
+# {{ assert rose["log-prob"][-1] < max(rose["log-prob"]) }} The ratio has a brake: as $\rho$ shrinks, so does the push,
+# and the mean is at {{ fell["ratio"]:.1f }}. {{ assert fell["log-prob"] < fell["ratio"] < 0 }}
 #
 # Is that enough? In theory the ratio is only half of the repair. It corrects for the token, given its state. But the
 # old policy chose the state, too. The exact weight belongs to the whole answer: the **product** of its tokens' ratios.
@@ -230,8 +229,8 @@ for step in (0, 2, 8):
 
 # %% [markdown]
 # The run with the ratio falls in the end, too. {{ assert accuracies(with_ratio)[-1] < max(accuracies(with_ratio)) - 5
-# }} PPO doesn't take the product. (TRL's RLOO does, with a clip on it.) One ratio per token is less noisy and slightly
-# biased, and the bias grows with the distance between the policies. Either way, the moral is the same: **stay near**.
+# }} PPO doesn't take the product. One ratio per token is less noisy and slightly biased, and the bias grows with the
+# distance between the policies. Either way, the moral is the same: **stay near**.
 #
 # ## 3 · The clip
 #
@@ -240,8 +239,8 @@ for step in (0, 2, 8):
 #
 # $$\min\big(\rho A,\ \text{clip}(\rho,\ 1 - \varepsilon,\ 1 + \varepsilon)\, A\big) , \qquad \varepsilon = 0.2 .$$
 #
-# **Look for** the flat piece, where there is no gradient, and for which side it's on. The dotted line is the clip
-# without the minimum.
+# **Look for** the flat piece, where there's no gradient, and which side it's on. The dotted line is the clip without
+# the minimum.
 
 # %% tags=["hide-input"]
 # @title Explorer: the objective of one token
@@ -331,9 +330,9 @@ for name, logs in moved.items():
 # far: the largest ratio is {{ moved["clip"][-1].exp().max():.1f }}, against {{ moved["ratio"][-1].exp().max():.1f }}
 # with the ratio alone. {{ assert moved["clip"][-1].max() + 1 < moved["ratio"][-1].max() }}
 #
-# Every PPO run logs a **clip fraction**, averaged over the steps. Most libraries count the first of these two numbers,
-# the ratios outside; this package counts the second, the tokens without a gradient. At 0 the clip is idle; when it's
-# large, the later steps train on few tokens.
+# Every PPO run logs a **clip fraction**, averaged over the steps. Some libraries (Stable-Baselines3) count the first
+# of these two numbers, the ratios outside; TRL and this package count the second, the tokens without a gradient. At 0
+# the clip is idle; when it's large, the later steps train on few tokens.
 #
 # ## 4 · A baseline for each token
 #
@@ -444,8 +443,8 @@ gap = [a - b for a, b in zip(medians[1], medians[0], strict=True)]
 # medians[0][0]:.2f }}: some problems are easier than others. In the first fifth they part: how an answer begins tells
 # more than the problem does. From there on they drift apart slowly, to {{ medians[1][-1]:.2f }} and {{
 # medians[0][-1]:.2f }} when the whole sum is on the page. {{ assert 0 < gap[0] < 0.08 and gap[1] > gap[0] + 0.08 and
-# gap[1] < gap[-1] < gap[1] + 0.16 }} The critic has learned what a promising answer looks like;
-# nothing here suggests that it checks the work. The wrong answer in the middle looks about as promising as the right
+# gap[1] < gap[-1] < gap[1] + 0.16 }} The critic has learned what a promising answer looks like; nothing here suggests
+# that it checks the work. Until its last token, the wrong answer in the middle looks about as promising as the right
 # one on the left. {{ assert abs(shown[1].mean() - shown[0].mean()) < 0.1 }} **A critic is a learned guess**, and what
 # follows is about how far to trust one.
 #
@@ -595,19 +594,19 @@ lambda_bet.result(best["nothing learned", 1])
 # With the true critic $\lambda = 0$ is perfect: no bias, no noise. With one that has learned nothing, $\lambda = 0$ is
 # the worst choice: only the last token gets any credit. {{ assert height["nothing learned", 1][0] ==
 # min(height["nothing learned", 1]) }} Beyond about a half the curve is flat, and its top is at {{ best["nothing
-# learned", 1]:.2f }}. With 64 answers only the bias is left, and waiting for the end wins. {{ assert best["nothing
-# learned", 64] >= best["nothing learned", 1] and best["half learned", 1] < best["nothing learned", 1] }} The better the
-# critic, the smaller the best $\lambda$.
+# learned", 1]:.2f }}. Why not at 1? There all tokens of an answer get the same credit. But later tokens change the
+# odds more, so one result says more about them, and $\lambda$ below 1 gives them more weight. With 64 answers only the
+# bias is left, and waiting for the end wins. {{ assert best["nothing learned", 64] >= best["nothing learned", 1] and
+# best["half learned", 1] < best["nothing learned", 1] }} The better the critic, the smaller the best $\lambda$.
 #
-# A batch for a language model has few answers from any one state. But thousands of tokens share the weights, so their
-# noise averages out within a step, while the bias of a poor critic may not. So $\lambda$ is set near 1: 0.95 is a
-# common choice, and so is 1.
+# A batch for a language model has few answers from any one state. But thousands of tokens share the weights, so noise
+# averages out within a step; the bias of a poor critic may not. So $\lambda$ is usually 0.95 or 1.
 #
 # ## 6 · PPO on your loop
 #
-# The clip is in `loss`. The critic goes where advantages are made: `advantages(policy, rewards, rollout)`, which so far
-# only called `weigh`. It judges a rollout first and learns from it afterwards. Its target is $A_t + V_t$, GAE's own
-# estimate of the return.
+# The clip is in `loss`. The critic goes where advantages are made: `advantages(policy, rewards, rollout)`, which so
+# far only called `weigh`. It judges a rollout first and learns from it afterwards. Its target is $A_t + V_t$, GAE's
+# estimate of the final reward. **Look for** what the critic changes, if anything.
 
 
 # %%
@@ -660,9 +659,9 @@ error, variance = (sum(column) for column in zip(*critic.log[ROLLOUTS // 2 :], s
 # ### On record
 #
 # The package's PPO, with three seeds and 8 × 8 answers per rollout, at the learning rate above and at twice that. Each
-# rollout gets eight steps, two passes over four mini-batches; the value loss is clipped, too. Bands go from worst to
-# best seed. {{ assert [load_curve("lesson02_all")["setup"][k] for k in ("num_prompts", "num_generations",
-# "inner_epochs", "minibatches", "lr")] == [8, 8, 2, 4, 4e-5] }} **Look for** bands that don't touch.
+# rollout gets eight steps, two passes over four mini-batches. Bands go from worst to best seed. {{ assert
+# [load_curve("lesson02_all")["setup"][k] for k in ("num_prompts", "num_generations", "inner_epochs", "minibatches",
+# "lr")] == [8, 8, 2, 4, 4e-5] }} **Look for** bands that don't touch.
 
 # %% tags=["hide-input"]
 # @title Figure: with and without the clip, three seeds each
@@ -691,7 +690,7 @@ print(provenance(records["all"]), "with `python -m tools.lessons.lesson02`")
 # - **The clip matters.** At the same rate two of three seeds end ten points or more lower without it. {{ assert sum(a -
 #   b > 9.9 for a, b in zip(final["all"], final["no_clip"])) == 2 }} At twice the rate every seed without it ends below
 #   the {{ begin:.0f }}% where it began. {{ assert max(final["fast_no_clip"]) < begin }} And clipping few tokens is
-#   enough: the clip fraction never exceeds {{ -(-100 * max(x for n in ("all", "fast_all") for s in
+#   enough: a rollout's mean clip fraction never exceeds {{ -(-100 * max(x for n in ("all", "fast_all") for s in
 #   records[n]["results"] for x in s["steps"]["clip_fraction"]) // 1):.0f }}%.
 # - **It's no guarantee.** At twice the rate full PPO falls, too, from {{ peak["fast_all"]:.0f }}% in its best seed to
 #   between {{ min(final["fast_all"]):.0f }} and {{ max(final["fast_all"]):.0f }}. {{ assert max(final["fast_all"]) <
