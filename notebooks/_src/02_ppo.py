@@ -498,10 +498,10 @@ for t, (delta, a) in enumerate(zip(deltas, credit, strict=True)):
     ax.text(x + 1, 0.12, "× 0.8", ha="center", color=BLUE)
     ax.text(x, 1, f"{delta:+.1f}", ha="center", va="center")
     ax.text(x, 0, f"{a:+.2f}", ha="center", va="center", weight="bold")
-for y, name in ((2, "value before each token"), (1, "δ, with r = 1 in the last"), (0, "advantage")):
+for y, name in ((2, "value before each token"), (1, "δ, reward 1 after the last"), (0, "advantage")):
     ax.text(-0.8, y, name, ha="right", va="center")
 ax.text(11, 0, "0", ha="center", va="center")
-ax.set(xlim=(-4, 11.2), ylim=(-0.3, 2.4), title="λ = 0.8: an advantage is its own δ and 0.8 of the next advantage")
+ax.set(xlim=(-4, 11.2), ylim=(-0.3, 2.4), title="λ = 0.8: advantage = its δ + 0.8 × the next advantage")
 ax.axis("off")
 plt.show()
 

@@ -161,7 +161,9 @@ def amdahl(share: float, gain: float) -> float:
 
 # %% tags=["hide-input"]
 # @title Your bet
-ladder_bet = bet("TRL on the H200: how many of these five make a step at least 5% faster?", (3, 0, 5, 1), "of five")
+ladder_bet = bet(
+    "TRL on the H200: how many of these five, each alone, make a step at least 5% faster?", (3, 0, 5, 1), "of five"
+)
 
 # %% [markdown]
 # Don't try. Divide. What does each speed up, and what share of a step is that? First, loading a batch and copying it,
@@ -303,23 +305,26 @@ prompts = [policy.prompt(problem.question) for problem in order.sample(config.nu
 FEW, MORE = 4, pick(12, 36)  # tokens of the two lengths
 
 
-def least_seconds(rows: int, tokens: int) -> float:
-    """The least time of a rollout of `rows` rows with `tokens` tokens each: what disturbs a run only adds to it."""
-    times = []
-    for _ in range(pick(3, 8)):
-        start = time.perf_counter()
-        decoding.generate(prompts[:1], rows, tokens, config.sampling)
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
+def step_seconds(sizes: tuple[int, ...]) -> dict[int, float]:
+    """Seconds per decode step by number of rows: rollouts of MORE tokens less those of FEW, in turn, the median."""
+    took = {rows: [] for rows in sizes}
+    for rows in sizes * pick(2, 8):
+        times = []
+        for tokens in (FEW, MORE):
+            start = time.perf_counter()
+            decoding.generate(prompts[:1], rows, tokens, config.sampling)
+            times.append(time.perf_counter() - start)
+        took[rows].append((times[1] - times[0]) / (MORE - FEW))
+    return {rows: statistics.median(times[1:]) for rows, times in took.items()}  # the first one warms up
 
 
-decode_s_of = {rows: (least_seconds(rows, MORE) - least_seconds(rows, FEW)) / (MORE - FEW) for rows in (1, 16, 64)}
-for rows, seconds in decode_s_of.items():
+decode_s_of = step_seconds(pick((1, 16, 64), (1, 4, 16, 64, 256)))
+for rows in (1, 16, 64):
     counts = [profile(lambda n=n, r=rows: decoding.generate(prompts[:1], r, n, config.sampling), cpu, repeats=1).kernels
               for n in (FEW, MORE)]  # fmt: skip
     operators = (counts[1] - counts[0]) / (MORE - FEW)
-    print(f"{rows:3} rows: {operators:.0f} operators per step, {1e3 * seconds:.2f} ms", end=", ")
-    print(f"{1e6 * seconds / operators:.1f} µs each")
+    print(f"{rows:3} rows: {operators:.0f} operators per step, {1e3 * decode_s_of[rows]:.2f} ms", end=", ")
+    print(f"{1e6 * decode_s_of[rows] / operators:.1f} µs each")
 
 # %% [markdown]
 # The number of operators hardly depends on the number of rows. With one row there's next to nothing to compute, and
@@ -574,10 +579,7 @@ plt.show()
 
 # %%
 context = len(prompts[0]) + (FEW + MORE) / 2  # the mean over the steps that are left in the difference
-measured = decode_s_of | {
-    rows: (least_seconds(rows, MORE) - least_seconds(rows, FEW)) / (MORE - FEW) for rows in pick((), (4, 256))
-}
-measured = dict(sorted(measured.items()))
+measured = decode_s_of
 
 # %% tags=["hide-input"]
 # @title Figure: a decode step and its floor

@@ -81,14 +81,15 @@ def draw_ladder(rungs: list[dict]) -> None:
     _, ax = plt.subplots(figsize=(9, 1.1 + 0.4 * len(rungs)), layout="constrained")
     for place, (row, color) in enumerate(zip(rungs, (BLUE, SKY, ORANGE, PURPLE, VERMILION, GREEN), strict=False)):
         ax.plot(row["ms_per_step"], place, color=color, marker="o", markersize=9)
-        launches = f"{row['launches_a_step']:,.{0 if row['launches_a_step'] > 10 else 1}f}"
-        words = f"{row['ms_per_step']:.2f} ms: {row['kernels_a_step']:,.0f} kernels, {launches} launches"
+        each = row["launches_a_step"]
+        launches = f"{each:,.{0 if each > 10 else 1}f} launches" if each >= 1 else f"a launch in {1 / each:.0f} steps"
+        words = f"{row['ms_per_step']:.2f} ms: {row['kernels_a_step']:,.0f} kernels, {launches}"
         ax.text(1.2 * row["ms_per_step"], place, words, va="center", fontsize=9)
     ax.axvline(floor_ms, color=BLACK, linestyle=":", label=f"byte floor, {floor_ms:.2f} ms")
     ax.set_yticks(range(len(rungs)), [*NAMES.values()][: len(rungs)])
     ax.set_ylim(len(rungs) - 0.4, -0.6)
     ax.set(
-        xscale="log", xlim=(0.2, 1000), xlabel="ms per step", title=f"A decode step of 16 rows, {provenance(record)}"
+        xscale="log", xlim=(0.2, 2000), xlabel="ms per step", title=f"A decode step of 16 rows, {provenance(record)}"
     )
     ax.set_xticks([0.3, 1, 3, 10, 30, 100], [0.3, 1, 3, 10, 30, 100])
     ax.grid(axis="x")
@@ -359,7 +360,7 @@ print(repr(policy.tokenizer.decode(by_replay[0])))
 # %% tags=["hide-input"]
 # @title Your bet
 FATES = ["it raises an error", "it uses the new weights", "it goes on with the old weights"]
-stale_bet = bet("`decoder.norm = new_norm`, then a replay. What does it do?", FATES)
+stale_bet = bet("`decoder.norm = new_norm`, then replays. What do they compute?", FATES)
 
 # %%
 old_norm, kept, new_norm = decoder.norm, decoder.norm.clone(), -decoder.norm  # the new one writes garbage
@@ -824,7 +825,7 @@ explorer(draw_step, static=[story | machine for story in stories], **controls)
 # @title Your bet
 SAVED = ["about half of them", "a few percent", "none at all"]
 slots_bet = bet(
-    "512 answers, a median of 120 tokens, 64 slots. How many steps does `leave` save, beside `wait`?", SAVED
+    "512 answers, a median of 120 tokens, 64 slots. How many steps does `leave` save, compared with `wait`?", SAVED
 )
 
 

@@ -219,7 +219,7 @@ plt.show()
 HOW_MANY = ["about 80", "about 16", "about 20", "about 40"]
 fit_bet = bet(
     "Room for 16 answers of full length: 256 tokens, and a prompt of 64. The median answer has a fifth of the 256. "
-    "How many run at once, with paging, while more are waiting?",
+    "How many run at once on average, with paging, while more are waiting?",
     HOW_MANY,
 )
 
