@@ -326,7 +326,7 @@ if check.q4.passed:
 #
 # ●●●○○ · 25 minutes
 #
-# A colleague keeps weights in bf16 and wants to save the float32 master. "I add up the steps exactly, beside each
+# A colleague keeps weights in bf16 and wants to do without the float32 master. "I add up the steps exactly, beside each
 # weight, and apply their sum as soon as it's enough to move the weight." How many steps must she collect?
 #
 # `weights` `[n]` bf16, not 0; `step`: what each optimizer step adds, of either sign. Return int64 `[n]`: the least $k
