@@ -196,7 +196,7 @@ plt.show()
 # $$m = \max(m_1, m_2), \qquad l = l_1 e^{m_1 - m} + l_2 e^{m_2 - m}, \qquad
 #   \text{acc} = \text{acc}_1 e^{m_1 - m} + \text{acc}_2 e^{m_2 - m} .$$
 #
-# That's the partial of all tokens together, in whatever order you merge.
+# In whatever order you merge, that's the partial of all tokens together.
 
 
 # %%
@@ -930,7 +930,7 @@ for row, name in enumerate(CASES):
 # All kernels at both sizes. `sdpa` is PyTorch's attention, with repeated keys and values or with shared ones
 # (`enable_gqa`). *Step 3, reads early* uses a feature of Hopper: a kernel may start before the previous one has ended,
 # and must then wait for it. But that one doesn't change old tokens, so they're requested before the wait. Each call has
-# tensors of its own and all are in one CUDA graph, so neither the host nor the cache counts. **Look for** the distance
+# tensors of its own and all are in one CUDA graph, so neither the host nor the cache helps. **Look for** the distance
 # from the dotted line.
 
 # %% tags=["hide-input"]
@@ -989,14 +989,13 @@ best = {
 # 1. Somebody replaces `acq_rel` with `relaxed`. All tests of results pass, a thousand times. Is it right?
 #
 # <details><summary>Answer</summary>
-# No. Nothing orders the partials before the counter any more, and the interpreter says so.
+# No. Nothing orders the partials before the counter any more.
 # </details>
 #
 # 2. A kernel reads every byte once, in whole sectors, and reaches half of the bandwidth. What now?
 #
 # <details><summary>Answer</summary>
-# Work out its three lower bounds. If none is near what you measured, ask which of them take turns. Change one thing at
-# a time, or you won't know what helped.
+# Work out its three lower bounds. If none is near what you measured, ask which of them take turns.
 # </details>
 #
 # ## Exercises
@@ -1012,4 +1011,4 @@ best = {
 # - Dao, Haziza, Massa and Sizov 2023, *Flash-Decoding for long-context inference*.
 # - Ye et al. 2025, *FlashInfer*, arXiv:2501.01005.
 # - Volkov 2010, *Better Performance at Lower Occupancy*, GTC.
-# - NVIDIA, *PTX ISA*: the fragments of `mma.m16n8k16`, and the memory consistency model (acquire, release, scopes).
+# - NVIDIA, *PTX ISA*: `mma.m16n8k16`, and the memory consistency model.
