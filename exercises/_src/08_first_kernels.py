@@ -407,21 +407,20 @@ def sectors(addresses: torch.Tensor, size: int, active: torch.Tensor) -> torch.T
 check.q7(sectors)
 
 # %% [markdown]
-# What your function says of a load of 4 bytes per lane, with more and more distance between neighbours. **Look for**
-# the stride from which on it gets no worse.
+# What your function says of 32 neighbouring floats that begin later and later. **Look for** the first addresses that
+# need no fifth sector.
 
 # %% tags=["hide-input"]
-# @title Figure: bytes moved over the stride
+# @title Figure: sectors over the first address
 if check.q7.passed:
-    strides = torch.arange(33)  # in elements of 4 bytes
-    bytes_moved = [
-        32 * int(sectors(4 * s * torch.arange(32)[None], 4, torch.ones(1, 32, dtype=torch.bool))) for s in strides
-    ]
+    starts = torch.arange(0, 65, 4)
+    found = [int(sectors(s + 4 * torch.arange(32)[None], 4, torch.ones(1, 32, dtype=torch.bool))) for s in starts]
     fig, ax = plt.subplots(figsize=(6.5, 2.8), layout="constrained")
-    ax.plot(strides, bytes_moved, color="#0072B2", marker="o")
-    ax.axhline(128, color="black", linestyle=":", label="what the 32 lanes use: 128 bytes")
-    ax.set(xlabel="stride in elements of 4 bytes", ylabel="bytes moved", title="One load of a warp", ylim=(0, None))
-    ax.legend()
+    ax.plot(starts, found, color="#0072B2", marker="o")
+    ax.axhline(4, color="black", linestyle=":", label="128 bytes / 32")
+    ax.set(xlabel="first address, bytes after a multiple of 32", ylabel="sectors", title="One load of a warp")
+    ax.set(ylim=(0, 6), xticks=range(0, 65, 8))
+    ax.legend(loc="lower right")
     plt.show()
 
 # %% [markdown] tags=["solution"]

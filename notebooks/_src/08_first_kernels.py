@@ -8,9 +8,8 @@
 
 # %% [markdown]
 # A kernel can be wrong and pass every test you have. It reads past the end of a tensor, where something harmless
-# happens to be; or it adds up numbers that another thread is still writing, and wins that race each time you look. It
-# can also be right and fetch far more bytes than it uses. Here you write kernels, break them on purpose, and see
-# what it takes to notice.
+# happens to be; or it adds up numbers that another thread is still writing, and wins that race each time you look. Here
+# you write kernels, break them on purpose, and see what it takes to notice.
 #
 # **You will learn**
 #
@@ -98,8 +97,9 @@ if device == "cuda":
 #
 # - `from_dlpack` wraps a tensor. Nothing is copied. It hides a trap, which section 9 springs.
 # - `cute.compile` *traces* `launch_add`: it runs the Python once, with placeholders instead of tensors, and turns what
-#   that did into machine code. Each thread must decide `i < c.shape[0]` for itself, so CuTe first turns each `if` on a runtime
-#   value into a branch of the GPU's code. Shapes and dtypes are constants of the code; `from_dlpack(t).mark_layout_dynamic()` leaves a length open.
+#   that did into machine code. Each thread must decide `i < c.shape[0]` for itself, so CuTe first turns each `if` on a
+#   runtime value into a branch of the GPU's code. Shapes and dtypes are constants of the code;
+#   `from_dlpack(t).mark_layout_dynamic()` leaves a length open.
 # - `cute.jit` marks what the host does: launch a grid of blocks.
 # - `cute.kernel` marks what each thread does.
 #
@@ -272,14 +272,22 @@ executed = {
 more = 100 * (executed[False] / executed[True] - 1)
 divergence.result(more)
 print(f"by lane {executed[False]}, by warp {executed[True]} warp instructions")
+(entry,) = ptx.parse(compiled(TwoWays(), "sm_86").ptx)  # the condition, one side, the other side, ret
+code = [instruction.opcode for instruction in entry.instructions]
+branch, end = code.index("bra"), code.index("bra.uni")
+common, side, other = branch + 2, end - branch, len(code) - end - 2
+assert executed == {False: 4 * (common + side + other), True: 4 * common + 2 * (side + other)}
 
 # %% [markdown]
-COMMON_TEXT
+# {{ common }} instructions are common to both; the sides have {{ side }} and {{ other }}. By lane every warp executes
+# {{ common }} + {{ side }} + {{ other }} = {{ common + side + other }}, by warp {{ common }} + {{ (side + other) /
+# 2:.1f }} on average: {{ executed[False] }} and {{ executed[True] }} for four warps. A condition is cheap if the whole
+# warp agrees on it.
 #
 # ## 3 · Mistakes, and who sees them
 #
-# What if you forget to check that the element exists? On a GPU the last threads silently write into whatever is behind
-# the tensor. The interpreter puts *guards* around each tensor, bytes that nobody may touch, and names your line.
+# What if you forget to check that the element exists? On a GPU the last threads write into whatever is behind the
+# tensor. The interpreter puts *guards* around each tensor, bytes that nobody may touch, and names your line.
 
 
 # %%
@@ -298,10 +306,9 @@ print("without it:       ", caught(Add(guard=False), a, b, c))
 print("and with n = 128: ", caught(Add(guard=False), *torch.randn(3, 128).unbind()))
 
 # %% [markdown]
-# Remember the last line. The kernel is as wrong as before, but 128 is a multiple of the block size, so no thread is
-# left over. **Test with lengths that don't fit.**
+# In the last line the kernel is as wrong as before, but no thread is left over. **Test with lengths that don't fit.**
 #
-# "Nothing found" isn't "correct": the interpreter sees only this run with these sizes, and nothing of speed.
+# "Nothing found" isn't "correct": the interpreter sees only this run.
 #
 # ### What it interprets
 #
@@ -419,8 +426,7 @@ for ax, (name, (shape, stride)) in zip(axes, SHARES.items(), strict=True):
 plt.show()
 
 # %% [markdown]
-# A CPU likes blocked layouts. But the threads of a warp load **together**, and what they load together should be one
-# piece of memory.
+# The threads of a warp load **together**, and what they load together should be one piece of memory.
 #
 # ## 5 · What a load moves
 #
@@ -560,10 +566,10 @@ touched.result(twice)
 plt.show()
 
 # %% [markdown]
-# Up to four elements per thread, the bytes stay the same. With one per thread, {{ narrow:.1f }} times as many instructions
-# move them as with four. With 8 there are two loads, and **one** load takes every other 16 bytes, half of each sector;
-# the second takes the other half. Each sector is asked for twice. {{ assert twice == 2 }} A cache may answer the second
-# time, but the load units do the work twice. A striped layout avoids that.
+# Up to four elements per thread, the bytes stay the same. With one per thread, {{ narrow:.1f }} times as many
+# instructions move them as with four. With 8 there are two loads, and **one** load takes every other 16 bytes, half of
+# each sector; the second takes the other half. Each sector is asked for twice. {{ assert twice == 2 }} A cache may
+# answer the second time, but the load units do the work twice. A striped layout avoids that.
 #
 # ## 6 · RMSNorm: threads that need each other
 #
@@ -589,10 +595,10 @@ ax.set_xticks(range(8), [f"lane {i}" for i in range(8)])
 plt.show()
 
 # %% [markdown]
-# One row per warp: each lane holds its part of the row in registers (piece `i * 32 + lane`: striped, as in section 4), so
-# the row is read from memory **once**. Then each
-# lane adds up its own squares (`reduce`), the butterfly adds up the lanes (`warp_reduction_sum`), and every lane scales
-# and writes what it holds. Inputs and outputs are 16-bit, sums are 32-bit.
+# One row per warp: each lane holds its part of the row in registers (piece `i * 32 + lane`: striped, as in section 4),
+# so the row is read from memory **once**. Then each lane adds up its own squares (`reduce`), the butterfly adds up the
+# lanes (`warp_reduction_sum`), and every lane scales and writes what it holds. Inputs and outputs are 16-bit, sums are
+# 32-bit.
 
 
 # %%
@@ -725,8 +731,8 @@ print(f"{report.barriers} barriers for {len(y)} blocks, sums {[round(v, 2) for v
 
 # %% [markdown]
 # Now leave the barrier out. On a GPU the answer then depends on which warp is faster: a *race*. It could be right a
-# million times. The interpreter doesn't rely on luck: it tracks which access is **ordered** before which. Here it runs in
-# three orders: all threads in step, warp after warp, at random.
+# million times. The interpreter doesn't rely on luck: it tracks which access is **ordered** before which. Here it runs
+# in three orders: all threads in step, warp after warp, at random.
 
 # %%
 for order in ("lockstep", "warp", "random"):
@@ -734,7 +740,7 @@ for order in ("lockstep", "warp", "random"):
     assert caught(BlockSum(), x.flatten(), y, order=order) == "nothing found in this run"
 
 # %% [markdown]
-# It finds the mistake in each order, even where the sum would have come out right.
+# It finds the mistake in each order.
 #
 # Shared memory has a trap of its own: 32 *banks*, each of which serves one word per turn. A warp that reads a
 # **column** of a 32 × 32 tile of floats finds all of it in one bank: a *bank conflict*, 32 turns. The exercises lay
@@ -815,7 +821,7 @@ for name, traffic, theirs, ours, result in (
 ):
     lines.append(
         f"| {name} | {len(traffic.rows)}: {', '.join(row[0].split('.')[0] for row in traffic.rows)} "
-        f"| {theirs / result.nbytes:.1f} × | {ours / result.nbytes:.1f} × | {100 * ours / theirs:.0f}% |"
+        f"| {theirs / result.nbytes:.1f} × | {ours / result.nbytes:.1f} × | {100 * ours / theirs:.0f}% of the bytes |"
     )
 display(Markdown("\n".join(lines)))
 units = [round(theirs / result.nbytes) for theirs, result in zip(eager_bytes, (x, out), strict=True)]
@@ -829,9 +835,9 @@ assert (units, least) == ([21, 5], [4, 3])
 #
 # ## 8 · On a GPU, against `torch.compile`
 #
-# Such kernels do a handful of operations per byte, so they're memory-bound (lesson 06). On an H200 we timed eager
-# PyTorch, the same function under `torch.compile`, and our kernels. Each call has tensors of its own and all are in one
-# CUDA graph, so neither the host nor the cache counts.
+# Such kernels are memory-bound (lesson 06). On an H200 we timed eager PyTorch, the same function under `torch.compile`,
+# and our kernels. Each call has tensors of its own and all are in one CUDA graph, so neither the host nor the cache
+# helps.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -867,10 +873,10 @@ plt.show()
 
 # %% [markdown]
 # **A tie**, {{ us["add_rms_norm-cute"]:.1f }} µs against {{ us["add_rms_norm-compiled"]:.1f }} for the norm. {{ assert
-# 0.95 < lead < 1.05 and 0.95 < swiglu_lead < 1.05 }} The honest yardstick for memory is a copy. Both are within {{
-# math.ceil(100 * (us["add_rms_norm-cute"] / floor["add_rms_norm"] - 1)) }}% of one, which here moves {{ copy_speed /
-# 1e3:.1f }} TB/s of the data sheet's 4.8, so there's little left to win. {{ assert max(us[f"{n}-{way}"] / floor[n] for
-# n in floor for way in ("compiled", "cute")) < 1.07 }}
+# 0.95 < lead < 1.05 and 0.95 < swiglu_lead < 1.05 }} The honest yardstick for memory is a copy. Both are within {{ 100
+# * max(us[f"{n}-{way}"] / floor[n] - 1 for n in floor for way in ("compiled", "cute")):.0f }}% of one, which here moves
+# {{ copy_speed / 1e3:.1f }} TB/s of the data sheet's 4.8, so there's little left to win. {{ assert max(us[f"{n}-{way}"]
+# / floor[n] for n in floor for way in ("compiled", "cute")) < 1.07 }}
 #
 # SwiGLU even **beats** the copy, by {{ 100 * (floor["swiglu"] / us["swiglu-cute"] - 1):.0f }}%. {{ assert 1.02 <
 # floor["swiglu"] / us["swiglu-cute"] < 1.1 }} A likely reason: half of a copy's traffic is writes, of SwiGLU's only a
@@ -884,8 +890,8 @@ plt.show()
 #   which doesn't, and that takes {{ attention["fused-sdpa-gqa"] / attention["fused-cute"]:.1f }} times as long as one
 #   kernel of our own (lesson 09, 256 rows of 1,024 tokens). {{ assert attention["fused-compiled"] > 5 *
 #   attention["fused-sdpa-gqa"] > 5 * 1.5 * attention["fused-cute"] }}
-# - **For the numbers.** You say where to round. Where two programs must agree, as sampler and trainer in
-#   [lesson 11](11_engine_for_rl.ipynb), you want to be the one who decides.
+# - **For the numbers.** You say where to round, so that two programs agree: sampler and trainer in
+#   [lesson 11](11_engine_for_rl.ipynb).
 #
 # If it's elementwise, or a sum along a row, let the compiler do it.
 #
@@ -954,8 +960,8 @@ except RuntimeError as error:
 # %% [markdown]
 # Twelve against three, and nobody told you. `autovec_copy` may use 16 bytes only if the address is a multiple of 16,
 # and all `from_dlpack` knows is that a float32 is aligned to 4. **The kernel is right either way, so no test fails.**
-# It just asks for every sector four times. `Argument` promises 16 bytes for you (`align=`); in your project, promise it
-# yourself, and grep the PTX for `v4`. The promise is checked: a view that begins in the middle is refused.
+# It just asks for every sector four times. In your project, promise it yourself, and grep the PTX for `v4`. The promise
+# is checked: a view that begins in the middle is refused.
 #
 # ### Streams
 #
@@ -972,7 +978,7 @@ except RuntimeError as error:
 #
 # ### The same kernel in Triton
 #
-# Triton is the other way to write kernels in Python. Its interpreter runs here as well:
+# Triton is the other way to write kernels in Python:
 
 # %%
 import triton
@@ -994,8 +1000,7 @@ print("right:", torch.equal(c, a + b))
 # %% [markdown]
 # In CuTe you write what a **thread** does: which elements it holds, how wide its loads are, where it waits. In Triton
 # you write what a **block** does with a tile, and the compiler chooses threads, load widths, shared memory and
-# barriers. Triton is much shorter; CuTe reaches what its compiler doesn't: layouts of your own, warps with different
-# jobs, exact control of what's in flight.
+# barriers. Triton is much shorter; CuTe gives you layouts of your own and warps with different jobs.
 #
 # Under `torch.compile`, register the launcher as an *operation* (`torch.library.custom_op`), or the graph breaks:
 # lesson 10 does so.
@@ -1005,13 +1010,13 @@ print("right:", torch.equal(c, a + b))
 # 1. A warp loads 4 bytes per lane, and the first lane's address is 16 bytes past a multiple of 32. How many sectors?
 #
 # <details><summary>Answer</summary>
-# Five: 128 bytes that begin in mid-sector end in mid-sector. 128 of 160 bytes are used.
+# Five: 128 bytes that begin in mid-sector end in mid-sector.
 # </details>
 #
 # 2. All results of a kernel are right, and the interpreter reports a race. Who is wrong?
 #
 # <details><summary>Answer</summary>
-# The kernel. The result was right in this order of events, and nothing rules out another order.
+# The kernel. Nothing rules out another order of events.
 # </details>
 #
 # ## Exercises
@@ -1023,6 +1028,6 @@ print("right:", torch.equal(c, a + b))
 # ## Further reading
 #
 # - NVIDIA, *CUDA C++ Programming Guide* and *Parallel Thread Execution ISA*.
-# - NVIDIA, CUTLASS documentation, *CuTe* and *CuTe DSL*: layouts, their algebra, and the Python of this lesson.
-# - Rush, *GPU Puzzles*: the idea of the exercises' small kernels.
+# - NVIDIA, CUTLASS documentation, *CuTe* and *CuTe DSL*.
+# - Rush, *GPU Puzzles*.
 # - Zhang and Sennrich 2019, *Root Mean Square Layer Normalization*, arXiv:1910.07467.
