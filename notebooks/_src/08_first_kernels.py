@@ -968,7 +968,7 @@ except RuntimeError as error:
 # A launch waits its turn in a queue of the GPU, a *stream*. PyTorch's work is in PyTorch's current stream, so launch
 # there too; otherwise your kernel may run before the one that makes its input. Inside `torch.cuda.graph(...)` the
 # current stream is the one that's recorded. A launch in another stream may be an error; or it isn't recorded, every
-# replay leaves your kernel out, and nothing says so.
+# replay leaves your kernel out, and only a graph with nothing in it gets you a warning.
 #
 # ```python
 # stream = cuda.CUstream(torch.cuda.current_stream().cuda_stream)
