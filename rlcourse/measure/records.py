@@ -46,7 +46,8 @@ def load_record(
 
 
 def provenance(record: dict[str, Any]) -> str:
-    """'recorded on NVIDIA H200, 2026-01-31', with every day of several: beside each figure that comes from a record."""
-    days = sorted({record["date"], *(row.get("date", record["date"]) for row in record["results"])})
-    *others, last = days
-    return f"recorded on {record['device']}, {', '.join(others)}{' and ' if others else ''}{last}"
+    """'recorded on NVIDIA H200, 2026-01-31', or both of two days, the first and last of more: beside each figure that
+    comes from a record."""
+    first, *others = sorted({record["date"], *(row.get("date", record["date"]) for row in record["results"])})
+    until = f"{' and ' if len(others) == 1 else ' to '}{others[-1]}" if others else ""
+    return f"recorded on {record['device']}, {first}{until}"
