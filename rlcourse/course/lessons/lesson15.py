@@ -15,9 +15,9 @@ COMMON = {"num_prompts": 8, "num_generations": 8, "steps": 36, "lr": 1e-4, "warm
 
 
 class LaggingEngine:
-    """An engine that samples with the weights of `lag` updates ago, before there are so many with the first ones.
+    """An engine that samples with the weights of `lag` updates ago; before that many updates, with the first ones.
 
-    It is asked for one rollout before each update, as the trainer does.
+    It expects one call of `generate` before each update, as in the trainer.
     """
 
     exact = False
@@ -32,5 +32,5 @@ class LaggingEngine:
     ) -> Rollout:
         """See `RolloutEngine`."""
         self.seen.append({name: value.clone() for name, value in self.policy.model.state_dict().items()})
-        self.old.model.load_state_dict(self.seen[0])
+        self.old.model.load_state_dict(self.seen[0])  # the oldest: the deque drops what's older than `lag` updates
         return self.engine.generate(prompts, num_generations, max_new_tokens, sampling)
