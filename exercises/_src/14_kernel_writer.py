@@ -188,18 +188,19 @@ if check.q2.passed:
 # A policy that learns for long ends with the kind of program whose **mean** reward is highest. The check computes these
 # means for several kinds of programs and demands this order:
 #
-# - an honest attempt, right in at least one of 20 cases, with at least half of its wrong programs compiling, before the
-#   empty program that always compiles and computes nothing;
-# - right before wrong, and a first kernel that is right at a fifth of eager's speed before code that is wrong or none;
-# - faster before slower, even at a risk: 2.5 times as fast and right in three cases of four before always right and as
-#   fast as eager; also far up, 7 times as fast and right in two cases of three before always right and 4 times as fast;
-# - but twice as fast as eager before only as fast as eager, even if the clock, once in a hundred runs, takes the latter
-#   for thousands of times as fast;
-# - right and as fast as eager before a program two or three times as fast that is right in one of ten cases, however
-#   fast it is when wrong.
+# | must earn more | than |
+# | --- | --- |
+# | an attempt right in at least one of 20 cases; at least half of its failures compile | the empty program |
+# | anything right, even a first kernel at a fifth of eager's speed | anything wrong, or no code |
+# | 2.5 times as fast as eager, right in three of four cases | as fast as eager, always right |
+# | 7 times as fast, right in two of three cases | 4 times as fast, always right |
+# | twice as fast, always right | as fast as eager, but timed as thousands of times as fast once in 100 runs |
+# | as fast as eager, always right | two or three times as fast, right in one of ten cases, however fast when wrong |
+#
+# The empty program computes nothing and always compiles.
 #
 # <details><summary>Hint 1: a question</summary>
-# The lesson's reward pays 0.2 + min(speed-up, 4) − 1 for what is correct. Which of the five does it fail?
+# The lesson's reward pays 0.2 + min(speed-up, 4) − 1 for what is correct. Which rows does it fail?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #

@@ -17,14 +17,13 @@
 # You need [lesson 05](05_full_loop.ipynb), for the step and for a verifier with a hole, and [lesson
 # 06](06_where_time_goes.ipynb), for launches and bytes.
 #
-# **The case.** You train a language model by GRPO to write GPU kernels for KernelBench: of level 1's 100 problems, 80
-# to train on and 20 to test. Before training, 3 of the 20 test kernels compile and none is right. For a day the reward
-# rises, then it flattens out. No error was raised. Now 6 of 20 compile, and still none is right.
+# **The case**, made up but typical. You train a language model by GRPO to write GPU kernels for KernelBench: of level
+# 1's 100 problems, 80 to train on and 20 to test. Before training, 3 of the 20 test kernels compile and none is right.
+# For a day the reward rises, then it flattens out. No error was raised. Now 6 of 20 compile, and still none is right.
 #
-# GRPO works: you've seen it. So what went wrong? There are three suspects. **Nothing to learn from**: if no sample is
-# ever right, all rewards in a group are equal. **The reward**: it may not pay for what you want. **The judge**: it may
-# not see what really happened. Real kernels hide the answer in days of noise. So we reconstruct the case in a toy world
-# where a run takes minutes, time is counted, and the fastest program is known.
+# What went wrong? There are three suspects. **Nothing to learn from**: if no sample is ever right, all rewards in a
+# group are equal. **The reward**: it may not pay for what you want. **The judge**: it may not see what really happened.
+# We reconstruct the case in a toy world where a run takes minutes, time is counted, and the fastest program is known.
 
 # %%
 import copy
@@ -100,8 +99,8 @@ print(judge_program(write(eager(swish)), swish))
 #
 # So most optimizations are one word. Leave out an `end` and you save a launch, and the loads of what's already in a
 # register. Write `keep` for `put` and you save a store. You may also reorder lines. A launch has registers for only {{
-# REGISTERS }} tensors at once, and a value keeps its register until its last use in the launch. {{ assert REGISTERS ==
-# 2 }}
+# REGISTERS }} tensors at once, and a value keeps its register until its last use in the launch. A result may take over
+# the register of an operand that is read for the last time. {{ assert REGISTERS == 2 }}
 #
 # Operations are `{{ OF_TWO }}` of two matrices; `{{ OF_ONE }}` of one; and `rowsum` and `rowmax`, whose result, one
 # number per row, needs no register. Time is **counted**, not measured: {{ A10G.launch_us:.0f }} µs per launch, {{
@@ -177,8 +176,8 @@ for computation, text in (
 
 # %% [markdown]
 # Why is the last one refused? While `b` is computed, `u`, `a` and `b` are all needed: three tensors. So it takes two
-# launches, and there are several places to cut. We find the best **by search**, over all orders of the lines and all
-# places to end a launch. No benchmark of real kernels can tell you how far you are from the optimum. This one can.
+# launches. We find the best place to cut **by search**, over all orders of the lines and all places to end a launch. No
+# benchmark of real kernels can tell you how far you are from the optimum. This one can.
 
 # %%
 us, best = optimum(residual)
@@ -204,8 +203,8 @@ print(f"best speed-up: {min(most):.2f} to {max(most):.2f} times eager")
 # $$R = \begin{cases} 0.2 + \min(\text{speedup}, 4) - 1 & \text{if the result is right on random inputs} \\
 # 0 & \text{otherwise} \end{cases}$$
 #
-# Eager earns 0.2, and twice as fast earns 1.2. Compiling alone earns nothing. The loop is lesson 05's, line for line.
-# Only **the task's name** differs, and the model, which has to read the language:
+# Eager earns 0.2, and twice as fast earns 1.2. Compiling alone earns nothing. The loop is lesson 05's. Only **the
+# task's name** differs, and the model, which has to read the language:
 
 
 # %%
@@ -290,17 +289,21 @@ def mean(rows: list[dict], name: str) -> float:
 
 
 # %% [markdown]
-# Nothing but the reward told it that launches or bytes cost anything. {{ assert mean(late, "speedup") > 1.4 *
-# mean(early, "speedup") and speed > 1.5 }} But fewer samples are right: {{ 100 * mean(early, "correct"):.0f }}% at the
-# start, {{ 100 * mean(late, "correct"):.0f }}% at the end, though the reward rose. {{ assert mean(late, "correct") <
-# mean(early, "correct") and mean(late, "reward") > mean(early, "reward") }} That's no accident. A program three times
-# as fast earns 2.2, an eager one 0.2: **at these prices, a gamble that pays off more than one time in eleven beats
-# safety.** It doesn't pay off where the registers can't hold all lines in one launch, as in {{
-# share_refused(task.problems("train")):.0f }}% of the training problems. {{ assert
-# share_refused(task.problems("train")) > 50 }}
+# Nothing but the reward told it that launches or bytes cost anything. {{ len(right) }} of the {{ len(greedy) }} greedy
+# programs are right; the {{ speed:.2f }} is their mean, and favours problems that fit into one launch. {{ assert
+# len(right) < len(greedy) and sum(fits_one_launch(a.problem.computation) for a in right) / len(right) >
+# sum(fits_one_launch(a.problem.computation) for a in greedy) / len(greedy) and sum(a.right for a in greedy if
+# fits_one_launch(a.problem.computation)) > 0.9 * sum(fits_one_launch(a.problem.computation) for a in greedy) }} {{
+# assert mean(late, "speedup") > 1.4 * mean(early, "speedup") and speed > 1.5 }} But fewer samples are right: {{ 100 *
+# mean(early, "correct"):.0f }}% at the start, {{ 100 * mean(late, "correct"):.0f }}% at the end, though the reward
+# rose. {{ assert mean(late, "correct") < mean(early, "correct") and mean(late, "reward") > mean(early, "reward") }} A
+# program three times as fast earns 2.2, an eager one 0.2: **at these prices, a gamble that pays off more than one time
+# in eleven beats safety.** It doesn't pay off where the registers can't hold all lines in one launch, as in {{
+# share_refused(task.problems("train")):.0f }}% of the training problems (of the test problems, {{ 100 * sum(refused) /
+# len(refused):.0f }}%: the training set has extra ones). {{ assert share_refused(task.problems("train")) > 50 }}
 #
-# Here are three whole runs, judged on problems that weren't trained on. **Look for** the turn in the left
-# picture, and for what the middle one does at the same time.
+# Here are three whole runs, on held-out problems. **Look for** the turn in the left picture, and for what the middle
+# one does at the same time.
 
 # %% tags=["hide-input"]
 # @title Figure: three whole runs
@@ -349,9 +352,11 @@ TWICE = load_curve("lesson14_tried_longer")
 # %% [markdown]
 # There are two phases. First it merges everything into one launch: on problems too big for one the compiler refuses,
 # and each seed falls to {{ 100 * max(lowest):.0f }}% right there. {{ assert max(lowest) < 0.005 }} Then it learns where
-# to cut, and they come back. At the end the greedy programs for the test problems are {{ range_of(honest, "after",
-# "correct") }}% right and reach {{ range_of(honest, "after", "share_of_optimum") }}% of the optimum. {{ assert
-# least(honest, "share_of_optimum") > 0.7 }} Twice the steps help further. {{ assert least(TWICE, "share_of_optimum") >
+# to cut, and they come back, though not all: of the test problems that one launch refuses, {{ range_of(honest, "after",
+# "refused_correct") }}% are right at the end. {{ assert least(honest, "refused_correct") > 0.4 }} Of all test problems,
+# {{ range_of(honest, "after", "correct") }}% are right, at {{ range_of(honest, "after", "share_of_optimum") }}% of the
+# optimum (a wrong program counts as 0). {{ assert least(honest, "share_of_optimum") > 0.7 }} Twice the steps help
+# further: {{ range_of(TWICE, "after", "share_of_optimum") }}%. {{ assert least(TWICE, "share_of_optimum") >
 # least(honest, "share_of_optimum") }}
 #
 # So GRPO can teach kernels. In our case it didn't. Why?
@@ -382,24 +387,15 @@ short = computations(pick(50, 500), "train", 1, (2, 2))
 imitate(weak, short, pick(10, 150), 3e-3, 32, random.Random(1))
 plateau["two lines seen"] = hopeful(weak)
 plateau["start of section 2"] = hopeful(train(0)[1])
-
-# %% tags=["hide-input"]
-# @title Figure: groups with a right sample
-fig, ax = plt.subplots(figsize=(7, 2.8), layout="constrained")
-for number, ((name, shares), color) in enumerate(zip(plateau.items(), (BLACK, ORANGE, BLUE), strict=True)):
-    places = [lines + 0.27 * (number - 1) for lines in (2, 3, 4, 5)]
-    bars = ax.bar(places, shares, 0.25, color=color, label=name)
-    ax.bar_label(bars, fmt="%.0f", fontsize=8, padding=3)
-    ax.scatter(places, shares, s=14, color=color, zorder=3, clip_on=False)  # a bar of 0 would not be seen
-ax.set(xlabel="lines of the problem", ylabel="% of groups", ylim=(0, 112), xticks=(2, 3, 4, 5))
-ax.set_title("Groups of 8 samples with a right one among them")
-ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-plt.show()
+print("% of groups of 8 samples with a right one among them, for problems of")
+print(f"{'':20}" + "".join(f"{lines:4} lines" for lines in (2, 3, 4, 5)))
+for name, shares in plateau.items():
+    print(f"{name:20}" + "".join(f"{share:10.0f}" for share in shares))
 spoiled, taught = load_curve("lesson14_plateau_dense")["setup"]["model"], RETAUGHT_STEPS
 
 # %% [markdown]
 # With random weights there's nothing to learn from. {{ assert sum(plateau["random weights"]) == 0 }} What could help?
-# **Supervised training** on whole programs first ([lesson 13](13_sft_and_lora.ipynb)). **Easier problems**: the orange
+# **Supervised training** on whole programs first ([lesson 13](13_sft_and_lora.ipynb)). **Easier problems**: the second
 # policy can learn from those of two lines. {{ assert plateau["two lines seen"][0] > max(plateau["two lines seen"][1:])
 # + 20 }} **Partial credit**: pay for less than the whole. But does a model that's paid for pieces ever put them
 # together?
@@ -445,7 +441,9 @@ scraps_bet.line(left)
 for ax in (left, right_ax):
     ax.grid()
 fig.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
-fig.suptitle(f"Each line a seed; {provenance(scraps['dense'])}", fontsize=9)
+fig.suptitle(
+    f"Each line a seed; the {taught} supervised steps come before step 0; {provenance(scraps['dense'])}", fontsize=9
+)
 plt.show()
 
 
@@ -462,17 +460,17 @@ finds = [
 # zip(reached("dense", "stated", 0.4), first_tenth["dense"])) }} Supervised steps do the same sooner; then, as in
 # section 2, samples gamble for speed. {{ assert max(first_tenth["sft"]) + taught < min(first_tenth["dense"]) and
 # all(max(r["curves"]["correct"]) > r["curves"]["correct"][-1] + 0.2 and r["curves"]["speedup"][-1] > 1.5 *
-# r["curves"]["speedup"][0] for r in scraps["sft"]["results"]) }}<br><small>This model could copy lines before it was
-# spoiled. Whether partial credit could teach a model that never could, the figure doesn't show.</small>
+# r["curves"]["speedup"][0] for r in scraps["sft"]["results"]) }}<br><small>Whether it could also teach copying from
+# nothing, the figure doesn't show.</small>
 #
 # With none of 20 right, the first suspect looks guilty. But one thing doesn't fit: the black line is flat from the
 # start, while the reward in our case *rose* first. What was it paying for?
 #
 # ## 4 · Second suspect: what the reward pays
 #
-# A common reward for kernels is a sum: something for compiling, something for being right, something for speed. We take
-# section 3's orange policy, which is rarely right, and pay it 0.3 for compiling, plus 0.3 and the speedup if it's
-# right. Then we train it again without the 0.3 for compiling. **Look for** which of its two shares a reward can raise.
+# A common reward for kernels is a sum: so much for compiling, for being right, and for speed. We take section 3's
+# second policy, which is rarely right, and pay it 0.3 for compiling, plus 0.3 and the speedup if it's right. Then we
+# train it again without the 0.3 for compiling. **Look for** which share each reward raises.
 
 # %%
 SUM_STEPS, SUM = pick(2, 24), ("compiled", "correct")
@@ -506,8 +504,8 @@ for compiling, shares in sums.items():
 
 # %% [markdown]
 # With 0.3 for compiling, twice as many samples compile, and hardly any is right. {{ assert 1.6 * compiled[0] <
-# compiled[1] < 2.4 * compiled[0] and correct[1] < 3 }} **Those are the case's fingerprints**: 3 of 20, then 6, and none
-# right. Without the 0.3, compiling doesn't rise either. {{ assert sums[0.0]["compiled"][1] < 1.3 *
+# compiled[1] < 2.4 * compiled[0] and correct[1] < 3 }} **That's the case's pattern** (one seed): 3 of 20, then 6, and
+# none right. Without the 0.3, compiling doesn't rise either. {{ assert sums[0.0]["compiled"][1] < 1.3 *
 # sums[0.0]["compiled"][0] }} Neither reward teaches kernels; the sum just looks better in the log.
 #
 # Was 0.3 too much? You can work that out before you train. An empty program computes nothing and always compiles.
@@ -515,21 +513,20 @@ for compiling, shares in sums.items():
 # %% tags=["hide-input"]
 # @title Your bet
 alpha_bet = bet(
-    "An honest attempt is right one time in 20, and half of its failures compile. If being right earns 1 more, up to "
-    "what pay for compiling does it earn more than an empty program, on average?",
+    "An honest attempt is right 1 time in 20; half of its failures compile. Compiling pays c, and being right pays 1 "
+    "on top. An empty program always earns c. Below which c does the attempt earn more on average?",
     (0.5, 0, 1, 0.01),
 )
 
 # %% tags=["hide-input"]
 # @title The limit
-limit = (1 / 20) / (1 - (1 / 20 + 19 / 40))  # of the pay for compiling, per unit that being right earns on top
+limit = (1 / 20) / (1 - (1 / 20 + 19 / 40))  # of c, per unit that being right earns on top
 alpha_bet.result(round(limit, 2))
 
 # %% [markdown]
-# A unit of pay for compiling brings the empty program 1 and the attempt {{ 1 / 20 + 19 / 40:.3f }}, and being right
-# brings the attempt 0.05 more. So it wins only below 0.05 / {{ 1 - 1 / 20 - 19 / 40:.3f }} = {{ limit:.2f }}. Our sum
-# paid 1.3 for being right and as fast as eager, which makes the limit {{ 1.3 * limit:.2f }}: 0.3 is more than twice as
-# much. {{ assert 0.3 > 2 * 1.3 * limit }} Exercise q3 has a check that computes such means for you.
+# The attempt earns {{ 1 / 20 + 19 / 40:.3f }} $c$ for compiling and 0.05 for being right. That's more than $c$ only
+# below 0.05 / {{ 1 - 1 / 20 - 19 / 40:.3f }} = {{ limit:.2f }}. Our sum paid 1.3 for being right and as fast as eager,
+# which makes the limit {{ 1.3 * limit:.2f }}: 0.3 is more than twice as much. {{ assert 0.3 > 2 * 1.3 * limit }}
 #
 # ## 5 · Third suspect: a judge with a hole
 #
@@ -553,8 +550,7 @@ print(f"the least time that a judge counts: {LEAST_US:.0f} µs")
 
 # %% [markdown]
 # Nobody told the model of either hole, though it has seen the word `side`, like other slips, in the careless
-# programmer's code. Does it find them? It trains with an open judge, and we **measure** with an honest one beside
-# it.<br><small>Tasks `rlcourse.tasks.kernels.task:stale` and `:side`.</small>
+# programmer's code. Does it find them? It trains with an open judge, and we **measure** with an honest one beside it.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -585,9 +581,9 @@ slow_first, slow_last = ([row["curves"]["hacked"][place] for row in careful["res
 # Three seeds each. `side` starts from section 2's model. From there, `stale` takes long: after {{
 # careful["setup"]["steps"] }} steps {{ spread(slow_last) }}% of the samples cheat. {{ assert min(slow_last) > 5 *
 # max(slow_first) and not any(left_out(careful)) }} So for `stale` the figure starts with a sloppier model. At the
-# vertical line the hole is closed, and training goes on with the honest judge; from there we count cheats only twice,
-# at once and at the end, on held-out problems. **Look for** the distance between the two judges, and for how much
-# cheating is left.<br><small>The start is {{ opened["stale"]["setup"]["model"] }}.</small>
+# vertical line the hole is closed; from there we count cheats only twice, at once and at the end, on held-out problems.
+# **Look for** the distance between the two judges, and for how much cheating is left.<br><small>The start is {{
+# opened["stale"]["setup"]["model"] }}.</small>
 
 
 # %% tags=["hide-input"]
@@ -644,13 +640,12 @@ def cheating(hole: str, when: str) -> float:
 # %% [markdown]
 # **Side.** The open judge counts {{ at(opened["side"], "counted_speedup", -1):.0f }} times eager, the honest one {{
 # at(opened["side"], "speedup", -1):.1f }}. {{ assert at(opened["side"], "counted_speedup", -1) > 4 * at(opened["side"],
-# "speedup", -1) }} A few samples had the word in the right place by chance, earned most, and that's enough.
+# "speedup", -1) }} A few samples had the word in the right place by chance, earned the most, and that's enough.
 #
-# **Stale.** The reward rises fourfold. At the end the open judge finds {{ 100 * at(opened["stale"], "counted_correct",
-# -1):.0f }}% of the samples right, the honest one {{ 100 * at(opened["stale"], "correct", -1):.0f }}%. {{ assert
-# at(opened["stale"], "counted_correct", -1) > at(opened["stale"], "correct", -1) + 0.15 and 3.5 < at(opened["stale"],
-# "reward", -1) / at(opened["stale"], "reward", 0) < 4.7 }} Each cheat leaves out a line, and a later line still finds
-# its value in memory: {{ assert all(left_out(opened["stale"])) }}
+# **Stale.** At the end the open judge finds {{ 100 * at(opened["stale"], "counted_correct", -1):.0f }}% of the samples
+# right, the honest one {{ 100 * at(opened["stale"], "correct", -1):.0f }}%. {{ assert at(opened["stale"],
+# "counted_correct", -1) > at(opened["stale"], "correct", -1) + 0.15 }} Each cheat leaves out a line, and a later line
+# still finds its value in memory: {{ assert all(left_out(opened["stale"])) }}
 
 # %%
 paid = {
@@ -667,15 +662,14 @@ for hole, shown in paid.items():
     print(f"{hole}:", *lies[:2], sep="\n")
 
 # %% [markdown]
-# **Closed.** From one step to the next, cheats become worthless. After `stale`, right samples come back. {{ assert
-# at(closed["stale"], "correct", 0) < at(closed["stale"], "correct", -1) and cheating("stale", "after") <
-# cheating("stale", "before") }} After `side`, programs get faster, but the word mostly stays: an open judge would still
-# overpay {{ cheating("side", "after"):.0f }}% of the samples. {{ assert 50 < cheating("side", "after") <
-# cheating("side", "before") and at(closed["side"], "speedup", -1) > at(closed["side"], "speedup", 0) + 0.3 }} With an
-# honest clock the word costs nothing, and **what isn't punished is unlearned slowly, if at all**.
+# **Closed.** At once, cheats become worthless. After `stale`, right samples come back. {{ assert at(closed["stale"],
+# "correct", 0) < at(closed["stale"], "correct", -1) and cheating("stale", "after") < cheating("stale", "before") }}
+# After `side`, programs get faster, but the word mostly stays: an open judge would still overpay {{ cheating("side",
+# "after"):.0f }}% of the samples. {{ assert 50 < cheating("side", "after") < cheating("side", "before") and
+# at(closed["side"], "speedup", -1) > at(closed["side"], "speedup", 0) + 0.3 }} With an honest clock the word costs
+# nothing, and **what isn't punished is unlearned slowly, if at all**.
 #
-# By their rewards, these runs go well. As in lesson 05: keep a second judge that can't be fooled in the same way, and
-# read what the model writes.
+# As in lesson 05: keep a second judge that can't be fooled in the same way, and read what the model writes.
 #
 # ## 6 · Does the counted clock mean anything?
 #
@@ -689,10 +683,10 @@ Code(lower(parse(fused.text), fused.problem.computation), language="python")
 
 # %% [markdown]
 # We ran three programs each for {{ len({row["program"] for row in lowered["results"]}) }} test problems on an H200:
-# eager, the optimum, and the lines in order with launches that end at random. {{ assert all(row["right"] for row in
-# lowered["results"]) }} Training compares programs, so order matters more than scale. **Rank correlation** (Spearman's)
-# measures it: the correlation of the times' ranks. **Look for** the order within each panel, then for the distance to
-# the dotted line.
+# eager, the optimum, and the lines in order with launches that end at random. Their time is counted, here with the
+# H200's rates, and measured. {{ assert all(row["right"] for row in lowered["results"]) }} Training compares programs,
+# so order matters more than scale. **Rank correlation** (Spearman's) measures it: the correlation of the times' ranks.
+# **Look for** the order within each panel, then for the distance to the dotted line.
 
 # %% tags=["hide-input"]
 # @title Figure: counted and measured time
@@ -754,21 +748,26 @@ timed = load_curve("lesson14_measured")  # paid by times measured on the GPU
 # and by_launches["call_us"] > 0.9 }} **The scale doesn't**: in a graph a program takes {{ scale["graph_us"]:.2f }}
 # times its counted time, since the matrices fit in the L2 cache. From Python it takes {{ scale["call_us"]:.1f }} times
 # as long, nearly all of it on the host. {{ assert scale["graph_us"] < 0.4 and scale["call_us"] > 2 and call_us > 3 *
-# H200.launch_us }} **The speedup survives**: the optimum is about as many times faster than eager by either clock. {{
-# assert all(abs(np.median(gains[clock]) / np.median(gains["counted_us"]) - 1) < 0.1 for clock in CLOCKS) }}
+# H200.launch_us }} **The speedup survives**: the optimum's median gain over eager is {{
+# np.median(gains["counted_us"]):.2f }} times counted, {{ np.median(gains["graph_us"]):.2f }} in a graph and {{
+# np.median(gains["call_us"]):.2f }} from Python. {{ assert all(abs(np.median(gains[clock]) /
+# np.median(gains["counted_us"]) - 1) < 0.1 for clock in CLOCKS) }}
 #
-# And if you pay the policy by the GPU's own clock? It ends at {{ range_of(timed, "after", "measured_speedup", 1) }}
-# times eager, measured ({{ len(timed["results"]) }} seeds). {{ assert range_of(timed, "before", "measured_speedup", 1)
-# == "1 to 1" }}
+# And if you pay the policy by the GPU's own clock? After {{ timed["setup"]["steps"] }} steps its programs are {{
+# range_of(timed, "after", "measured_speedup", 1) }} times as fast as eager, measured, or {{ range_of(timed, "after",
+# "speedup", 1) }} counted as in section 1. Paid by that count, section 2's runs ended at {{ range_of(honest, "after",
+# "speedup", 1) }}, in {{ make_config("kernels").steps }} steps. {{ assert range_of(timed, "before", "measured_speedup",
+# 1) == "1 to 1" and least(timed, "speedup") > least(honest, "speedup") and least(timed, "share_of_optimum") >
+# least(honest, "share_of_optimum") and len(timed["results"]) == 3 }} So the real clock teaches just as well.
 #
 # ## 7 · Real kernels
 #
 # In our language a cheat needs a hole in the judge. A model that writes Python can go after the clock, the reference,
 # and the test's own variables. So the judge of our task `kernelbench` runs each candidate in a process without files or
-# network, draws inputs after it's loaded, keeps references where no kernel sees them, checks timed trials, too, and
-# times from outside. Before all that, **rules** read the text and refuse what has no place in a kernel.
+# network, draws inputs after it's loaded, keeps references where no kernel sees them, and times from outside. Before
+# all that, **rules** read the text and refuse what has no place in a kernel.
 #
-# Here are the rules alone, on a kernel for `relu` and on variants of it:
+# Here they are, on a kernel for `relu` and its variants:
 
 # %%
 HONEST = """import torch
@@ -802,19 +801,11 @@ for name, text in changes.items():
 assert rules.check(HONEST) is None and sum(rules.check(text) is None for text in changes.values()) == 2
 
 # %% [markdown]
-# The last one passes: nothing in its text is forbidden. Without the launch it returns the memory it was given: `stale`
-# again, in Python. It fails when it runs, because there unwritten memory is nan. **Rules catch the cheats you can name;
-# measuring catches the rest.**<br><small>`tests/tasks/kernelbench/cheats.py` submits every published cheat that we know
-# of.</small>
+# The last one passes. Without the launch it returns the memory it was given: `stale` again, in Python. It fails when it
+# runs, because there unwritten memory is nan. **Rules catch the cheats you can name; measuring catches the rest.**
 #
-# Others report on KernelBench's problems:
-#
-# | | model | before → after | speed |
-# | --- | --- | --- | --- |
-# | Kevin (Baronio et al. 2025) | QwQ-32B, several turns | correct 56 → 82% | mean 0.53 → 1.10 times eager |
-# | Makora (Tehrani et al. 2026) | GPT-5, one attempt | correct 43.7 → 77.0% | beats TorchInductor on 14.8 → 21.8% |
-#
-# Both were often right from the beginning: no first suspect. We haven't trained a model in our environment yet.
+# Kevin (Baronio et al. 2025) trained on KernelBench's problems, from 56% to 82% correct. Its start, QwQ-32B, was often
+# right: no first suspect. We haven't trained a model in our environment yet.
 #
 # ## 8 · Case closed
 #
@@ -825,12 +816,12 @@ summed = Local(lambda compiled, correct, speedup: 0.3 * compiled + correct * (0.
 check.q3.run(summed, seed=0)
 
 # %% [markdown]
-# Read the first line that fails. Training with this sum ends with the kind **“compiles, computes nothing”**: section
-# 4's limit again. So here's the verdict. *Nothing to learn from* is guilty: without a right sample, nobody learns
-# kernels. *The reward* is its accomplice: it rose because compiling paid, and the test kernels that compiled gave it
-# away. *The judge* goes free: it called none of them right. Our successful runs had the cure: a start that is sometimes
-# right, a reward that an empty program can't win, and a judge that measures for itself. Can you write a reward that
-# passes the whole check?
+# Read the first line that fails. Training with this sum would end with the kind **“compiles, computes nothing”**:
+# section 4's limit again. So here's the verdict. *Nothing to learn from* is guilty: without a right sample, nobody
+# learns kernels. *The reward* is its accomplice: it rose because compiling paid, and the test kernels that compiled
+# gave it away. *The judge* goes free: it called none of them right. Our good runs had the cure: a start that is
+# sometimes right, a reward that an empty program can't win, and a judge that measures for itself. Can you write a
+# reward that passes the whole check?
 #
 # ## Check yourself
 #
@@ -840,13 +831,7 @@ check.q3.run(summed, seed=0)
 # One launch, {{ A10G.launch_us:.0f }} µs, and no load or store. It may cost registers.
 # </details>
 #
-# 2. Greedy answers all earn the same; samples don't. Can the policy learn?
-#
-# <details><summary>Answer</summary>
-# Yes. It learns from the spread within a group of samples. It couldn't if all samples of each group earned the same.
-# </details>
-#
-# 3. The reward rises from 0.3 to 2.0 overnight. Which number do you ask for?
+# 2. The reward rises from 0.3 to 2.0 overnight. Which number do you ask for?
 #
 # <details><summary>Answer</summary>
 # One from a judge that isn't the reward: correctness on other inputs, in fresh memory, timed from outside. And read
@@ -862,6 +847,5 @@ check.q3.run(summed, seed=0)
 #
 # - Ouyang et al. 2025, *KernelBench: Can LLMs Write Efficient GPU Kernels?*, arXiv:2502.10517.
 # - Baronio et al. 2025, *Kevin: Multi-Turn RL for Generating CUDA Kernels*, arXiv:2507.11948.
-# - Tehrani et al. 2026, *Fine-Tuning GPT-5 for GPU Kernel Generation*, arXiv:2602.11000.
 # - Andere 2026, [*A Field Guide to Reward Hacking in AI Kernel
 #   Generation*](https://www.wafer.ai/blog/reward-hacks-field-guide).

@@ -200,7 +200,9 @@ def check_reward(f, *pairs: tuple[Kind, Kind]) -> None:
     wrong = programs("wrong, and fast", 0.0, float(draw(20, 90)))
     for better, worse in [*pairs, (EAGER, wrong), (TWICE, EAGER), (EAGER, EMPTY)]:
         high, low = means(f, [better, worse])
-        said = f"“{worse.words}” earns {low:.3g} on average, and “{better.words}”, which is better, {high:.3g}"
+        said = (
+            f"“{worse.words}” earns {low:.3g} on average, and “{better.words}”, which should earn more, only {high:.3g}"
+        )
         assert high > low + 1e-6 * (1 + abs(low)), said
 
 
