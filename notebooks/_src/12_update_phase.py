@@ -851,8 +851,8 @@ for name, words in zip(ATTENTION, ("attention", "attention's gradients"), strict
 # log-prob, {{ lead["token_logprob"]:.1f }} times as fast: with lesson 09's online softmax it reads the logits once, at
 # a copy's speed. {{ assert 2 < lead["token_logprob"] == max(lead.values()) and 0.95 < of_copy["token_logprob-cute"] <
 # 1.05 }} **The compiler** wins the embedding's gradient, because it adds atomically in any order, while ours makes the
-# same bits in every run. {{ assert worst == "embedding_backward" and lead[worst] < 0.8 }} And at attention (last rows), which is
-# compute-bound, **PyTorch's** libraries are more than {{ int(min(slower)) }} times as fast as ours. {{ assert
+# same bits in every run. {{ assert worst == "embedding_backward" and lead[worst] < 0.8 }} And at attention (last rows),
+# which is compute-bound, **PyTorch's** libraries are more than {{ int(min(slower)) }} times as fast as ours. {{ assert
 # min(slower) > 2 }} If you write one kernel by hand, write what the compiler doesn't find.<br><small>The lookup beats a
 # copy, probably because its {{ timed["embedding-cute"]["shape"][0] * timed["embedding-cute"]["shape"][1] * 2 / 1e6:.0f
 # }} MB of output fit in the L2 cache.</small>
