@@ -671,10 +671,10 @@ trl = {row["variant"]: row for row in load_record("step", "NVIDIA H200")["result
 #
 # Is that good? vLLM, which most people would use, decoded the same prompts, and our last rung again beside it. Over 16,
 # 64 and 256 rows ours makes {{ min(ahead):.1f }} to {{ max(ahead):.1f }} times as many tokens per second. {{ assert
-# min(ahead) > 1 }} vLLM knows hundreds of architectures and serves users who come and go; ours knows three, and all its rows are
-# there at once.<br><small>vLLM {{ record["versions"]["vllm"] }} ran as a library, compiled, with CUDA graphs. Its
-# fastest measured setting for each number of rows: {{ ", or ".join(dict.fromkeys(SETTINGS[row["variant"]] for row in
-# vllm.values())) }}. Lessons 10 and 11 use other runs, so their factors differ.</small>
+# min(ahead) > 1 }} vLLM knows hundreds of architectures and serves users who come and go; ours knows three, and all its
+# rows are there at once.<br><small>vLLM {{ record["versions"]["vllm"] }} ran as a library, compiled, with CUDA graphs.
+# Its fastest measured setting for each number of rows: {{ ", or ".join(dict.fromkeys(SETTINGS[row["variant"]] for row
+# in vllm.values())) }}. Lessons 10 and 11 use other runs, so their factors differ.</small>
 #
 # None of this is worth anything if the answers differ. Here are the rungs that run on a CPU, and their times: **look
 # for** what beats the dynamic cache.
