@@ -148,5 +148,14 @@ def test_a_step_is_as_much_faster_than_trls_as_the_readme_says():
     assert "[{} to {} times as long](RECORDS.md#next-to-peers)".format(*times) in TEXTS["README.md"]
 
 
+def test_decoding_is_as_much_faster_than_vllms_as_the_readme_says():
+    rate = {
+        (row["variant"], row["rows"]): row["tokens_per_s"] for row in load_record("decode", "nvidia-h200")["results"]
+    }
+    vllm = {n: max(rate[name, n] for name in ("vllm", "vllm-v2", "vllm-v2-process")) for n in (16, 64, 256)}
+    times = sorted(round(rate["graph-exact-again", n] / best) for n, best in vllm.items())
+    assert f"[{times[0]} to {times[-1]} times](RECORDS.md#decoding)" in TEXTS["README.md"]
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_bytes()) <= 7168
