@@ -140,6 +140,8 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
         model.config.tie_word_embeddings = False  # whatever it says: transformers goes by the file, others may not
     if hasattr(model, "peft_config"):  # of a name on the hub
         raise ValueError(f"{path} is an adapter: `hf download {path} --local-dir FOLDER`, then name that folder.")
+    if getattr(model.config, "output_router_logits", False):
+        raise ValueError(f"config.json in {path} has output_router_logits, a loss that isn't added: set it to false.")
     if stops := model.generation_config.stop_strings:
         raise ValueError(f"generation_config.json in {path} has stop_strings {stops!r}, and no engine stops there.")
     policy = policy_of(model.to(device).eval(), tokenizer, model.generation_config.eos_token_id, path)

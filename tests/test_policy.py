@@ -77,6 +77,7 @@ def test_every_broken_file_of_a_model_is_refused(file, how, folder):
         ("config.json", {"intermediate_size": 96}, "do not fit its config.json (mismatched: model.layers."),
         ("config.json", {"tie_word_embeddings": False}, "missing: lm_head.weight"),
         ("config.json", {"quantization_config": {"quant_method": "fp8"}}, "is quantized, and training needs whole wei"),
+        ("config.json", {"output_router_logits": True}, "has output_router_logits, a loss that isn't added"),
         ("generation_config.json", {"eos_token_id": 10**6}, "eos_token_id in "),
         ("tokenizer_config.json", {"eos_token": "new"}, "has more tokens than its model's 300"),
         (
