@@ -81,12 +81,15 @@ def without_system_turn(chat: Messages) -> Messages:
 
 
 def template_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The special token that the template writes behind an answer; None if it writes none."""
+    """The special token that the template writes behind an answer; None if it writes none. Raises ValueError for a
+    template that writes a turn twice."""
     chat = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
     try:
         [text] = write_chats(tokenizer, [chat], open_turn=False)
     except ValueError:  # it has no answers
         return None
+    if text.count(ASKED) > 1 or text.count(ANSWERED) > 1:
+        raise ValueError("The model's chat template writes a turn twice: correct chat_template.jinja.")
     behind = tokenizer(text.rpartition(ANSWERED)[2], add_special_tokens=False)["input_ids"]
     return next((token for token in behind if is_special(tokenizer, token)), None)
 

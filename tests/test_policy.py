@@ -136,6 +136,12 @@ def test_a_template_that_can_is_asked_not_to_think(folder):
     assert policy.tokenizer.decode(policy.prompt("1+1?")) == "1+1? at once"
 
 
+def test_a_template_that_writes_a_turn_twice_is_refused(folder):
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}|{{ m.content }}|{% endfor %}")
+    with pytest.raises(ValueError, match=r"^The model's chat template writes a turn twice: correct chat_template"):
+        load_policy(str(folder))
+
+
 def test_a_tokenizer_without_a_chat_template_is_refused_by_who_asks_in_a_chat(folder):
     (folder / "chat_template.jinja").unlink()
     policy = load_policy(str(folder))
