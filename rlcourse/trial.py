@@ -37,9 +37,11 @@ def try_model(model: PreTrainedModel, tokens: list[int], pad_id: int) -> None:
     compared[1, -1] = False
 
     def differs() -> bool:
-        picked = lambda of_ids: of_ids[:, :-1][compared], ids[:, 1:][compared]
+        def pick(of_ids: Tensor) -> Tensor:
+            return of_ids[:, :-1][compared]
+
         try:
-            found, _ = logprobs_and_states(model, *picked, Sampling(), 5, False, input_ids=ids)
+            found, _ = logprobs_and_states(model, pick, ids[:, 1:][compared], Sampling(), 5, False, input_ids=ids)
         except Exception:  # of a model that has no such parts
             return True
         return not (found - expected.expand(2, -1)[compared]).abs().max() <= TOLERANCE

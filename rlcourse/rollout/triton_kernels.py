@@ -1,9 +1,9 @@
 """The kernels of a decode step in Triton: all but attention and sampling. `rlcourse.rollout.triton_step` launches them.
 
-R rows of d features, H query and K key-value heads of size D; the residual stream x [R, d] is float32. A norm costs no
-kernel: whoever writes x also writes y = x * weight in the weights' dtype and the sums of squares of each 32 columns,
-`squares` [R, d / 32]; whoever reads y multiplies its product by 1 / rms. The order of every sum is that of the training
-pass (`rlcourse/exact/operations.py`).
+R rows of d features, H query and K key-value heads of size D; the residual stream x [R, d] is float32. A norm needs no
+kernel: the one that writes x also writes y = x * weight in the weights' dtype and the sums of squares of each 32
+columns, `squares` [R, d / 32], and the one that reads y multiplies its product by 1 / rms. Every sum is in the order of
+the training pass (`rlcourse/exact/operations.py`).
 
 PDL is programmatic dependent launch (Hopper and later): a kernel may begin while the one before it still runs. It loads
 weights, or the cache of earlier steps, into registers, and only then waits for what the one before computes. The first
