@@ -29,8 +29,8 @@ def read_bytes(path: Path, remedy: str) -> bytes:
 
 
 def of_json(content: bytes) -> Any:
-    """The value in JSON. Raises ValueError for what isn't any, or has a key twice, of which Python drops the first; the
-    message goes on from "it is"."""
+    """The value that this JSON holds. Raises ValueError, with words that go on from "it is", for other text, and for an
+    object with a key twice, of which Python would drop the first."""
     twice: list[str] = []
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

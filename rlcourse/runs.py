@@ -145,7 +145,7 @@ class RunFolder(AbstractContextManager):
         """Raise ValueError unless metrics.jsonl has each step up to this one once."""
         if [n for line in self.lines("metrics.jsonl") if (n := line["step"]) <= step] != [*range(1, step + 1)]:
             file = self.path / "metrics.jsonl"
-            raise ValueError(f"{file} has not each step from 1 to {step} once: bring it back, or start a new run.")
+            raise ValueError(f"{file} doesn't have each step from 1 to {step} once: restore it, or start a new run.")
 
     def forget_after(self, step: int) -> None:
         """Drop the lines after `step`, that of a checkpoint; they'll be logged again."""

@@ -206,7 +206,7 @@ def test_a_run_without_the_log_of_a_step_does_not_go_on(change, run):
     file = run / "metrics.jsonl"
     file.write_text("".join(change(file.read_text().splitlines(keepends=True))))
     said = refusal(run, steps=9)
-    assert said == f"{file} has not each step from 1 to 7 once: bring it back, or start a new run."
+    assert said == f"{file} doesn't have each step from 1 to 7 once: restore it, or start a new run."
 
 
 def test_a_line_of_a_log_without_its_step_is_refused(run):
