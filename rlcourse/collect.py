@@ -103,7 +103,7 @@ def judge(policy: Policy, task: Task, problems: list[Problem], rollout: Rollout,
     for verdict in verdicts:
         if getattr(verdict, "right", None) not in (True, False) or not isinstance(verdict.metrics, dict):
             raise ValueError(
-                f"The judge of task {task.name} gave {shown(verdict)}, and not a Judgement that is right or wrong."
+                f"The judge of task {task.name} gave {shown(verdict)}, not a Judgement that is right or wrong: fix it."
             )
         if list(verdict.metrics) != list(task.metrics):
             measured, named = (", ".join(names) or "nothing" for names in (verdict.metrics, task.metrics))
