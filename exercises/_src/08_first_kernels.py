@@ -211,8 +211,8 @@ check.q3(Transpose)
 # ●●○○○ · 5 minutes
 #
 # `out[i] = a[i] + a[i-1] + a[i-2]` for 64 numbers, in one block of 64 threads; in front of `a[0]` there is nothing to
-# add. The catch: of `a` each number may be read **once**, by a thread of its own. `shared` has room for 64 numbers that
-# all threads of the block see.
+# add. The catch: you may read each number of `a` only **once**, in a thread of its own. `shared` has room for 64
+# numbers that all threads of the block see.
 #
 # <details><summary>Hint 1: a question</summary>
 # Every number is needed by three threads, and only one may fetch it. How do the other two get it, and when?
@@ -471,14 +471,18 @@ def place(row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
 check.q8(place)
 
 # %% [markdown]
-# Your layout: the colour is the bank. **Look for** one column, and for one sub-tile (between the lines).
+# Your layout: the colour is the bank, written out in one sub-tile and in one column. **Look for** numbers that repeat.
 
 # %% tags=["hide-input"]
 # @title Figure: banks of the tile
 if check.q8.passed:
     element = torch.arange(1024)
-    fig, ax = plt.subplots(figsize=(6, 5), layout="constrained")
-    shown = ax.imshow((place(element // 32, element % 32) % 32).view(32, 32), cmap="twilight")
+    fig, ax = plt.subplots(figsize=(7, 6), layout="constrained")
+    banks = (place(element // 32, element % 32) % 32).view(32, 32)
+    shown = ax.imshow(banks, cmap="viridis")
+    for r, c in [(r, c) for r in range(32) for c in range(32) if c == 27 or (r // 4, c // 8) == (1, 1)]:
+        color = "black" if banks[r, c] > 15 else "white"
+        ax.text(c, r, banks[r, c].item(), ha="center", va="center", fontsize=6, color=color)
     ax.set_xticks([q * 8 - 0.5 for q in range(5)], [q * 8 for q in range(5)])
     ax.set_yticks([p * 4 - 0.5 for p in range(9)], [p * 4 for p in range(9)])
     ax.hlines([p * 4 - 0.5 for p in range(9)], -0.5, 31.5, color="white", linewidth=2)

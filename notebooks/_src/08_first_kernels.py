@@ -32,6 +32,7 @@ import os
 import struct
 import tempfile
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import matplotlib.pyplot as plt
 import torch
@@ -310,7 +311,7 @@ print("and with n = 128: ", caught(Add(guard=False), *torch.randn(3, 128).unbind
 #
 # "Nothing found" isn't "correct": the interpreter sees only this run.
 #
-# ### What it interprets
+# ### What the interpreter reads
 #
 # *PTX* is the assembly language of a GPU that doesn't exist, with as many registers as you like. This is all of `Add`:
 
@@ -326,12 +327,13 @@ print("\n".join(line for line in body if line.strip() and ".loc" not in line))
 #
 # ## 4 · Layouts
 #
-# Memory is one long row of bytes. A tensor is a way to find things in it: a function from coordinates to an *offset*.
-# CuTe calls it a *layout* and writes it `shape:stride`. The offset of $(i, j)$ in `(4,8):(8,1)` is $8i + 1j$. Each
-# entry of the shape, with its stride, is a *mode*.
+# A tensor is a way to find things in memory: a function from coordinates to an *offset*. CuTe calls it a *layout* and
+# writes it `shape:stride`. The offset of $(i, j)$ in `(4,8):(8,1)` is $8i + 1j$. Each entry of the shape, with its
+# stride, is a *mode*.
 #
-# Two more rules. A coordinate may be a single number: it's cut into coordinates with the **first mode fastest**. And
-# shapes may be nested: a mode may itself be a shape, with strides of its own.
+# Two more rules. A single number is a coordinate, too. It's cut up with the **first mode fastest**: in a shape of
+# `(4,8)`, number 5 is (1, 1). And a mode may be a layout of its own: `(2,2):(4,16)` puts rows 0 to 3 at 0, 4, 16 and
+# 20. That's how the fourth layout below makes tiles.
 
 
 # %%
@@ -400,16 +402,16 @@ for ax, (name, (shape, stride)) in zip(axes.flat, LAYOUTS.items(), strict=True):
 plt.show()
 
 # %% [markdown]
-# A tile is cut out of a layout by *dividing* it: `(4,8):(8,1)` in tiles of 2 × 4 is `{{ asked["divided"] }}`, the place
-# within a tile, then which tile. Unlike the fourth picture, this leaves memory as it is; only strides change.
+# *Dividing* a layout cuts out tiles and leaves memory as it is: `(4,8):(8,1)` in tiles of 2 × 4 is `{{
+# asked["divided"] }}`, the place within a tile, then which tile.
 #
 # ### Threads and values
 #
 # Now give a row of 64 floats to 4 threads, 16 to each. A *thread-value layout* has two modes: which thread, and which
 # of its values. In a *blocked* layout, `(4,16):(16,1)`, a thread has 16 in a row. In a *striped* one with vectors of 4,
-# `(4,(4,4)):(4,(1,16))`, a thread has 4 in a row, then the others have theirs, then it has its next 4. Each thread
-# loads 4 numbers at a time. The colour is the thread; the number says in which of its loads it takes the element.
-# **Look for** the zeros: those are loaded at the same moment. (The row of 64 is drawn as two lines of 32.)
+# `(4,(4,4)):(4,(1,16))`, a thread has 4 in a row, then the others have theirs, then it has its next 4. The colour is
+# the thread; the number says in which of its loads, of 4 numbers each, it takes the element. **Look for** the zeros:
+# they're loaded at the same moment. (The row is drawn as two lines of 32.)
 
 # %% tags=["hide-input"]
 # @title Figure: two ways to share a row
@@ -485,11 +487,11 @@ for step in steps:
     assert torch.equal(y, x[::step])
 
 # %% tags=["hide-input"]
-# @title Figure: what is used of what is moved
+# @title Figure: how many of the moved bytes are used
 fig, ax = plt.subplots(figsize=(6.5, 2.8), layout="constrained")
 ax.plot(steps, used, color=BLUE, marker="o")
 ax.axhline(12.5, color=BLACK, linestyle=":", label="4 of 32 bytes")
-ax.set(xscale="log", xlabel="step between lanes, in float32", ylabel="% used of what is moved", ylim=(0, 105))
+ax.set(xscale="log", xlabel="step between lanes, in float32", ylabel="% of moved bytes used", ylim=(0, 105))
 ax.set(xticks=[1, 2, 4, 8, 16, 32], xticklabels=[1, 2, 4, 8, 16, 32], title="One load of a warp, counted")
 ax.minorticks_off()
 ax.legend()
@@ -690,7 +692,7 @@ print("outside:", caught(HalfWarp(inside=False), *three_rows))
 # A row of many thousands doesn't fit in one warp's registers. Then a whole block takes it, and sums must get from warp
 # to warp, through *shared memory*, a small memory in the SM that all threads of a block see (`alloc_smem`). Each warp
 # writes its share. Then comes a *barrier* (`sync_threads`), which no thread passes before all of the block have reached
-# it. After it the shares can be read.
+# it.
 
 
 # %%
@@ -730,22 +732,34 @@ torch.testing.assert_close(y, x.sum(1), rtol=1e-4, atol=1e-4)
 print(f"{report.barriers} barriers for {len(y)} blocks, sums {[round(v, 2) for v in y.tolist()]}")
 
 # %% [markdown]
-# Now leave the barrier out. On a GPU the answer then depends on which warp is faster: a *race*. It could be right a
-# million times. The interpreter doesn't rely on luck: it tracks which access is **ordered** before which. Here it runs
-# in three orders: all threads in step, warp after warp, at random.
+# Now leave the barrier out. On a GPU the answer then depends on which warp is faster: a *race*. The interpreter tries
+# three orders: all threads in step, the last warp first, and at random. **In the first two, thread 0 happens to read
+# last, and the sums are right.** No comparison of results can object.
+
+# %% tags=["hide-input"]
+# @title Your bet
+racy, rows = BlockSum(barrier=False), x.flatten()
+for order in ("lockstep", "warp"):  # an interpreter that doesn't look at the order
+    with patch("ptx_interpreter.order.Order.check"):
+        assert caught(racy, rows, y.fill_(torch.nan), order=order) == "nothing found in this run"
+    torch.testing.assert_close(y, x.sum(1), rtol=1e-4, atol=1e-4)
+races = bet("In how many of the three orders does the interpreter find the missing barrier?", (1, 0, 3, 1), "orders")
 
 # %%
-for order in ("lockstep", "warp", "random"):
-    print(f"{order:9}", caught(BlockSum(barrier=False), x.flatten(), y, order=order))
-    assert caught(BlockSum(), x.flatten(), y, order=order) == "nothing found in this run"
+found = {order: caught(racy, rows, y, order=order) for order in ("lockstep", "warp", "random")}
+races.result(sum("nothing" not in words for words in found.values()))
+for order, words in found.items():
+    print(f"{order:9}", words)
+    assert caught(BlockSum(), rows, y, order=order) == "nothing found in this run"
 
 # %% [markdown]
-# It finds the mistake in each order.
+# In all three. It needs no luck: it doesn't compare results, it tracks which access is **ordered** before which. {{
+# assert all("Race" in found[order] for order in ("lockstep", "warp")) }}
 #
 # Shared memory has a trap of its own: 32 *banks*, each of which serves one word per turn. A warp that reads a
-# **column** of a 32 × 32 tile of floats finds all of it in one bank: a *bank conflict*, 32 turns. The exercises lay
-# such a tile out with a *swizzle* (the column is exclusive-or'd with something of the row), so that rows, columns and
-# sub-tiles take one turn.
+# **column** of a 32 × 32 tile of floats finds all of it in one bank: a *bank conflict*, 32 turns. In the exercises you
+# design a *swizzle*: each row's columns change places, `column ^ f(row)`, until rows, columns and sub-tiles take one
+# turn.
 #
 # ## 7 · What fusing saves
 #
@@ -814,14 +828,14 @@ norm_bytes = sum(norm_report.read[name] for name in ("x", "residual")) + sum(nor
 norm_bytes += weight.nbytes  # each row's threads ask for it again; memory gives it once, a cache the rest
 swiglu_bytes = sum(swiglu_report.read.values()) + sum(swiglu_report.written.values())
 eager_bytes = [sum(read + written for _, read, written in t.rows) for t in (of_norm, of_swiglu)]
-lines = ["| | eager operators | bytes, eager | bytes, fused | |", "| --- | --- | --- | --- | --- |"]
+lines = ["| | eager operators | eager: bytes per byte of result | fused | |", "| --- | --- | ---: | ---: | --- |"]
 for name, traffic, theirs, ours, result in (
     ("residual + RMSNorm", of_norm, eager_bytes[0], norm_bytes, x),
     ("SwiGLU", of_swiglu, eager_bytes[1], swiglu_bytes, out),
 ):
     lines.append(
         f"| {name} | {len(traffic.rows)}: {', '.join(row[0].split('.')[0] for row in traffic.rows)} "
-        f"| {theirs / result.nbytes:.1f} × | {ours / result.nbytes:.1f} × | {100 * ours / theirs:.0f}% of the bytes |"
+        f"| {theirs / result.nbytes:.1f} | {ours / result.nbytes:.1f} | {100 * ours / theirs:.0f}% of the bytes |"
     )
 display(Markdown("\n".join(lines)))
 units = [round(theirs / result.nbytes) for theirs, result in zip(eager_bytes, (x, out), strict=True)]
@@ -829,9 +843,8 @@ least = [round(ours / result.nbytes) for ours, result in ((norm_bytes, x), (swig
 assert (units, least) == ([21, 5], [4, 3])
 
 # %% [markdown]
-# Of the eager norm's {{ units[0] }} units, {{ units[0] - least[0] }} are intermediates; of SwiGLU's {{ units[1] }}, {{
-# units[1] - least[1] }}. *Fusing* removes them: the norm needs a fifth of the bytes, SwiGLU {{ least[1] }}/{{ units[1]
-# }}.
+# {{ units[0] - least[0] }} of the eager norm's {{ units[0] }} are intermediates, and {{ units[1] - least[1] }} of
+# SwiGLU's {{ units[1] }}. *Fusing* removes them.
 #
 # ## 8 · On a GPU, against `torch.compile`
 #
@@ -885,10 +898,10 @@ plt.show()
 # So why write kernels at all?
 #
 # - **For what the compiler can't see.** It fuses chains of elementwise operators and sums. Attention over a cache isn't
-#   such a chain. Compiled, transformers' version still repeats keys and values for each query head. It takes {{
-#   attention["fused-compiled"] / attention["fused-sdpa-gqa"]:.1f }} times as long as eager PyTorch with `enable_gqa`,
-#   which doesn't, and that takes {{ attention["fused-sdpa-gqa"] / attention["fused-cute"]:.1f }} times as long as one
-#   kernel of our own (lesson 09, 256 rows of 1,024 tokens). {{ assert attention["fused-compiled"] > 5 *
+#   such a chain: compiled, transformers' version still repeats keys and values for each query head. Eager PyTorch that
+#   shares them (`enable_gqa`) is {{ attention["fused-compiled"] / attention["fused-sdpa-gqa"]:.1f }} times as fast, one
+#   kernel of our own another {{ attention["fused-sdpa-gqa"] / attention["fused-cute"]:.1f }} times (lesson 09, 256 rows
+#   of 1,024 tokens). {{ assert attention["fused-compiled"] > 5 *
 #   attention["fused-sdpa-gqa"] > 5 * 1.5 * attention["fused-cute"] }}
 # - **For the numbers.** You say where to round, so that two programs agree: sampler and trainer in
 #   [lesson 11](11_engine_for_rl.ipynb).
@@ -899,9 +912,8 @@ plt.show()
 #
 # ### Alignment: a puzzle
 #
-# Here's `WideAdd` again as a program of its own, to be compiled twice. The tensors are the same and only `from_dlpack`
-# differs: once as in section 1, once with `assumed_align=16`, a promise that each tensor begins at a multiple of 16
-# bytes.
+# Here's `WideAdd` as a program of its own. We compile it twice for the same tensors: wrapped as in section 1, and with
+# `assumed_align=16`, a promise that each begins at a multiple of 16 bytes.
 
 
 # %%
@@ -1005,6 +1017,9 @@ print("right:", torch.equal(c, a + b))
 # Under `torch.compile`, register the launcher as an *operation* (`torch.library.custom_op`), or the graph breaks:
 # lesson 10 does so.
 #
+# And what does it take to notice that a kernel is wrong? Lengths that don't fit, a look at its PTX, and a referee who
+# tracks order instead of comparing results.
+#
 # ## Check yourself
 #
 # 1. A warp loads 4 bytes per lane, and the first lane's address is 16 bytes past a multiple of 32. How many sectors?
@@ -1013,10 +1028,10 @@ print("right:", torch.equal(c, a + b))
 # Five: 128 bytes that begin in mid-sector end in mid-sector.
 # </details>
 #
-# 2. All results of a kernel are right, and the interpreter reports a race. Who is wrong?
+# 2. A kernel's results are right, but it asks for each sector four times. What would have noticed?
 #
 # <details><summary>Answer</summary>
-# The kernel. Nothing rules out another order of events.
+# No test of results: count sectors, or grep the PTX for `v4`.
 # </details>
 #
 # ## Exercises
