@@ -83,7 +83,7 @@ class GPU:
 
     @property
     def cuda_tflops(self) -> float:
-        """float32 on CUDA cores, two operations a lane and cycle."""
+        """float32 on CUDA cores, two operations per lane and cycle."""
         return self.multiprocessors * self.lanes * 2 * self.ghz / 1e3
 
 
@@ -224,10 +224,10 @@ assert worst < 1e-5
 #
 # ## 4 · How fast is the first kernel?
 #
-# The natural first kernel gives each pair to a block. CuTe and NVIDIA's manuals call it a *CTA*, and so do we from here
-# on. With 16 rows that's {{ 16 * K }} CTAs for the {{ GPUS["H200"].multiprocessors }} SMs of an H200, so three quarters
-# of them have nothing to do. How fast does it read, compared with a copy ({{ load_record("cute", "NVIDIA
-# H200")["setup"]["copy_gb_per_s"] / 1e3:.1f }} TB/s, measured on large tensors)?
+# The natural first kernel gives each pair a block of its own. From here on we call a block a *CTA*, as CuTe and
+# NVIDIA's manuals do. With 16 rows that's {{ 16 * K }} CTAs for the {{ GPUS["H200"].multiprocessors }} SMs of an H200,
+# so three quarters of them have nothing to do. How fast does it read, compared with a copy ({{ load_record("cute",
+# "NVIDIA H200")["setup"]["copy_gb_per_s"] / 1e3:.1f }} TB/s, measured on large tensors)?
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -267,8 +267,8 @@ little = asked / (GPUS["H200"].gb_per_s * 1e3 * LATENCY_US)
 # ## 5 · Step 1: the simple kernel
 #
 # Each pair gets a CTA of 128 threads, on CUDA cores (`rlcourse/course/kernels/decode_simple.py`). A CTA first finds its
-# pair and the row's slots, from `start`, behind the padding on the left, to the newest token, `position`. `attend` goes
-# through the tokens; `finish` merges the CTA's partials.
+# pair, its queries (a `local_tile`) and the row's slots, from `start`, behind the padding on the left, to the newest
+# token, `position`. `attend` goes through the tokens; `finish` merges the CTA's partials.
 
 # %% tags=["hide-input"]
 # @title `excerpt(module, begin, end)`: from a module's source
@@ -304,8 +304,9 @@ ax.set_yticks([t + 0.42 for t in range(4)], [f"token {t}" for t in range(4)])
 plt.show()
 
 # %% [markdown]
-# `attend` is the loop: load a key and a value, then `take` the token. A lane past the end reads the last token again
-# and doesn't count it. It must stay in the loop, because a shuffle waits for all lanes of its mask.
+# `attend` is the loop: load a key and a value in `chunks` of 8, then `take` the token. (`begin` loads the query,
+# `leave` stores the partials.) A lane past the end reads the last token again and doesn't count it. It must stay in the
+# loop, because a shuffle waits for all lanes of its mask.
 
 # %%
 excerpt(decode_simple, "@cute.jit\ndef attend", "@cute.jit\ndef take")
@@ -418,7 +419,7 @@ splits_bet.result(faster)
 # %% [markdown]
 # Not 8 times but {{ faster:.1f }}. {{ assert 1.5 < faster < 4 }} The launch, the merge and a first wait for memory
 # don't shrink with splits, and {{ us["attention-split", SMALL]:.1f }} µs is short enough for them to count. It's {{ 100
-# * rate["attention-split", SMALL]:.0f }}% of a copy, where section 4's table would allow {{ 100 * 8 * little:.0f }}%.
+# * rate["attention-split", SMALL]:.0f }}% of a copy, where Little's law would allow 8 × {{ 100 * little:.0f }}%.
 #
 # ### The last to arrive
 #
@@ -483,8 +484,7 @@ for order in ("acq_rel", "relaxed"):
         print(f"{order}: {type(error).__name__}: {error}")
 
 # %% [markdown]
-# On a GPU the sum may be right in every test, and wrong on another card. The interpreter records who wrote each byte,
-# and what orders that write before the read.
+# On a GPU the sum may be right in every test, and wrong on another card.
 #
 # Now step 2, with CTAs and warps in several orders. The merge has a fixed order, so even the bits are the same.
 
@@ -634,18 +634,44 @@ plt.show()
 # %% [markdown]
 # ### Keys, in 16-byte loads
 #
-# From token 3, lane 13 needs dimensions 2, 3, 10 and 11, and 18, 19, 26 and 27 for the next product: scattered pairs of
-# 4 bytes. The usual way is to distribute them from shared memory (`ldmatrix`). But a score is a **sum** over
-# dimensions, in any order:
+# Column 3 of the right operand is token 3, and lane 13 holds its rows 2, 3, 10 and 11. If row $j$ is dimension $j$,
+# those are scattered pairs of 4 bytes. The usual way is to distribute them from shared memory (`ldmatrix`). But a score
+# is a **sum** over dimensions, in any order:
 #
 # $$q \cdot k = \sum_{d} q_d\, k_d = \sum_{j} q_{\pi(j)}\, k_{\pi(j)} \quad\text{for every permutation } \pi .$$
 #
-# So row $j$ of the right operand may be any dimension, if column $j$ of the left operand is the same one. Give lane
-# $4g+c$ the dimensions $8c, \dots, 8c+7$ of each 32. For $D = 64$ that's two loads of 16 bytes, 16 numbers, which we
-# count 0 to 15 in the order they arrive. (The hardware packs two into a register.) Product $i$ wants from this lane the
-# rows $2c+p+8f$, with $p$ and $f$ 0 or 1. We give it numbers $p + 2f + 4i$: the first product takes 0 to 3, the next 4
-# to 7. As a *layout* (lesson 08) that's `((2, 2), D/16) : ((1, 2), 4)`. So lane 13's numbers 0 to 3, dimensions 8, 9,
-# 10 and 11, are rows 2, 3, 10 and 11 of product 0.
+# So row $j$ of the right operand may be any dimension, if column $j$ of the left operand is the same one. Let lane
+# $4g+c$ load dimensions $8c, \dots, 8c+7$ of each 32, in 16 bytes. **Look for** where lane 13's first four go.
+
+# %% tags=["hide-input"]
+# @title Figure: what a lane loads, and where it goes
+fig, axes = plt.subplots(2, 1, figsize=(11.5, 4.4), layout="constrained")
+c = 1
+for ax, renumbered in zip(axes, (False, True), strict=True):
+    for x in range(D):
+        for y in (0, 1.5):
+            ax.add_patch(Rectangle((x + 0.05, y), 0.9, 0.6, facecolor=GREY))
+    for number in range(16):
+        i, row = number // 4, 2 * c + number % 2 + 8 * (number // 2 % 2)
+        d = 32 * (number // 8) + 8 * c + number % 8 if renumbered else 16 * i + row
+        color = (SKY, ORANGE, GREEN, PURPLE)[i]
+        for x, y, text in ((d, 1.5, d), (16 * i + row, 0, row)):
+            ax.add_patch(Rectangle((x + 0.05, y), 0.9, 0.6, facecolor=color))
+            ax.text(x + 0.5, y + 0.28, text, ha="center", va="center", fontsize=6)
+        ax.plot([d + 0.5, 16 * i + row + 0.5], [1.48, 0.62], color=color, linewidth=1.2)
+    for edge in (16, 32, 48):
+        ax.plot([edge, edge], [-0.15, 0.75], color=BLACK, linewidth=1)
+    ax.set(xlim=(0, D), ylim=(-0.2, 2.2))
+    ax.set_title("renumbered: 2 loads of 16 bytes" if renumbered else "plain order: 8 loads of 4 bytes")
+    ax.set_yticks([0.3, 1.8], ["row of the product", "dimension of token 3"])
+    ax.set_xticks([8, 24, 40, 56], [f"product {i}" for i in range(4)])
+    ax.tick_params(length=0)
+    ax.spines[["bottom", "left"]].set_visible(False)
+plt.show()
+
+# %% [markdown]
+# The first four go to product 0, the next four to product 1. With bits $p$ and $f$, number $p + 2f + 4i$ is row $2c + p
+# + 8f$ of product $i$. As a *layout* (lesson 08) that's `((2, 2), D/16) : ((1, 2), 4)`. Are the scores the same?
 
 # %%
 dimension = {}  # (row of a product, product): the dimension that stands there
@@ -662,20 +688,6 @@ same = sum(q[:, order[16 * i :][:16]] @ keys[:, order[16 * i :][:16]].T for i in
 print("product 0, rows 0 to 15 are the dimensions", order[:16])
 print("largest difference of the scores:", f"{(same - q @ keys.T).abs().max():.0e}")
 
-# %% tags=["hide-input"]
-# @title Figure: what a lane loads
-fig, ax = plt.subplots(figsize=(9.5, 1.9))
-c = 1
-plain = [16 * i + 2 * c + p + 8 * f for i in range(4) for f in range(2) for p in range(2)]
-mine = [dimension[2 * c + p + 8 * f, i] for i in range(4) for f in range(2) for p in range(2)]
-for y, (held, color) in enumerate(((mine, BLUE), (plain, VERMILION))):
-    for d in range(D):
-        ax.add_patch(Rectangle((d, y - 0.35), 0.85, 0.7, facecolor=color if d in held else GREY))
-ax.set(xlim=(0, D), ylim=(-0.6, 1.6), xlabel="dimension of the key", title="What lane 13 (c = 1) loads of token 3")
-ax.set_xticks(range(0, D + 1, 8))
-ax.set_yticks([0, 1], ["renumbered:\n2 loads of 16 bytes", "plain order:\n8 loads of 4 bytes"])
-plt.show()
-
 # %% [markdown]
 # `multiply_keys` has that layout in one line. (`n` is $D/16$, and `groups` counts groups of 8 tokens.)
 
@@ -687,7 +699,8 @@ excerpt(decode_attention, "def multiply_keys(", "@cute.jit\ndef softmax")
 #
 # The scores come out as a *result* fragment: lane 13 has head 3, tokens 2 and 3. The second product wants the weights
 # as its *right* operand, with a token per row and a head per column: lane 13 needs head 3, tokens 2 and 3. So scores
-# become weights where they are. **Look for** what lanes do exchange: a head's maximum, and its factor for acc.
+# become weights where they are: `scores[(p, 0), 0, i]`, for token $2c + p$ of group $i$. **Look for** what lanes do
+# exchange: a head's maximum, and its factor for acc.
 
 # %%
 excerpt(decode_attention, "    m_new = m\n    for i in range_constexpr(scores", "@cute.jit\ndef multiply_values")
@@ -790,7 +803,8 @@ saved = us["attention-split", LARGE] - us["attention-split-ahead", LARGE]  # hal
 # A roofline takes the longest, and is off by up to {{ 100 * off[0]:.0f }}%. **Add** latency and issue, take the bytes
 # if they're longer, and every row is within {{ 100 * off[1]:.0f }}%. {{ assert off[1] < 0.16 and off[0] > 0.4 }} That
 # fits section 5's loop: a warp requests a tile, waits for it, then computes, and **while it computes, it requests
-# nothing**. With two tiles that's probably no different: the assembler may move both loads behind the arithmetic.
+# nothing**. Two tiles don't change that: in the machine code a round's loads come after nearly all of its arithmetic.
+# <br><small>A test of this kernel disassembles it.</small>
 #
 # The sum gets the times about right, not the gain: it says {{ gain_of_sum:.2f }} where we measured {{ gain_measured:.2f
 # }}. {{ assert gain_of_sum > gain_measured + 0.15 }} If two tiles do halve the waiting, the {{ saved:.0f }} µs they

@@ -77,13 +77,30 @@ def test_kernels_compile_and_stay_in_registers(kernel, arch):
     assert len(entry.params) == len(taken), "the kernel must take all of its arguments"
 
 
+def tool(name: str) -> str:
+    """One of NVIDIA's tools, which Triton has."""
+    found = shutil.which(name, path=Path(pytest.importorskip("triton.backends.nvidia").__file__).parent / "bin")
+    return found or pytest.skip(f"there is no {name} here")
+
+
 def test_the_numbers_are_those_of_cuobjdump():
-    """NVIDIA's tool, which Triton has."""
-    tool = shutil.which("cuobjdump", path=Path(pytest.importorskip("triton.backends.nvidia").__file__).parent / "bin")
-    if tool is None:
-        pytest.skip("there is no cuobjdump here")
     code = compiled(KERNELS[0], "sm_90a")
     machine_code = code.folder / "kernel.cubin"
-    done = subprocess.run([tool, "-res-usage", machine_code], capture_output=True, text=True)
+    done = subprocess.run([tool("cuobjdump"), "-res-usage", machine_code], capture_output=True, text=True)
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout).groups()
     assert resources(machine_code.read_bytes()) == {"registers": int(registers), "stack_bytes": int(stack)}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "loads", "late"),
+    [(SplitDecode(14, 2, 64, splits=2), 2, False), (AheadDecode(14, 2, 64, splits=2), 4, True)],
+)
+def test_loads_that_are_ahead_still_come_after_the_arithmetic(kernel, loads, late):
+    """What lesson 09 says of its two tiles: where the loop over tokens requests memory in the machine code."""
+    machine_code = compiled(kernel, "sm_90a").folder / "kernel.cubin"
+    text = subprocess.run([tool("nvdisasm"), machine_code], capture_output=True, text=True).stdout
+    begin, body = max(re.findall(r"^(\.L_x_\d+):\n(.*?) BRA `\(\1\)", text, re.M | re.S), key=lambda loop: len(loop[1]))
+    lines = [line for line in body.splitlines() if ";" in line]
+    places = [place / len(lines) for place, line in enumerate(lines) if "LDG.E.128" in line]
+    assert len(places) == loads, f"the loop at {begin} isn't the one over tokens"
+    assert min(places) > 0.85 if late else max(places) < 0.15

@@ -1,7 +1,7 @@
 """Decode attention, the second step once more: the arithmetic of `decode_split`, with loads that are ahead of it. The
 third step (`rlcourse/kernels/decode_attention.py`) differs from the second in several things; this kernel has more
-bytes in flight and changes nothing else, so that a measurement can tell what they bring by themselves. They have no
-more time than before: the assembler moves the loads of a round behind most of its arithmetic."""
+bytes in flight and changes nothing else, so that a measurement can tell what they bring by themselves. They don't
+overlap with arithmetic: on Hopper the assembler moves the loads of a round after nearly all of it."""
 
 from dataclasses import dataclass
 
