@@ -376,22 +376,22 @@ check.q4(first_to_part)
 
 # %%
 torch.manual_seed(0)
-w = torch.randn(96, 8)
+w = torch.randn(768, 64)
 
 
-def chain(x, begin=0, end=96):
-    total = torch.zeros(len(x), 8)
+def chain(x, begin=0, end=768):
+    total = torch.zeros(len(x), 64)
     for k in range(begin, end):
         total = total + x[:, k, None] * w[k]
     return total
 
 
 def tiles(x):
-    return chain(x, 0, 32) + chain(x, 32, 64) + chain(x, 64, 96)
+    return chain(x, 0, 256) + chain(x, 256, 512) + chain(x, 512, 768)
 
 
 def busy(x):
-    return chain(x) if len(x) >= 6 else chain(x, 0, 48) + chain(x, 48, 96)
+    return chain(x) if len(x) >= 6 else chain(x, 0, 384) + chain(x, 384, 768)
 
 
 def scaled(x):
@@ -405,7 +405,7 @@ def library(x):
 
 # %%
 if check.q4.passed:
-    x = torch.randn(20, 96)
+    x = torch.randn(20, 768)
     suspects = (chain, tiles, busy, scaled, library)
     verdicts = first_to_part([[f(x[: r + 1]) for r in range(len(x))] for f in suspects])
     for f, rows in zip(suspects, verdicts.tolist(), strict=True):
@@ -416,5 +416,6 @@ if check.q4.passed:
 # rows, and that's all we ask: sampler and trainer must use the *same* one. **`busy`** splits the sum while there are
 # few rows, to give more processors work, and changes its order at 6. **`scaled`** adds in a fixed order and depends on
 # the other rows through their largest number, as 8-bit formats with one scale per tensor do: it changes as soon as a
-# larger number joins. **`library`** depends on the machine and on the sizes (lesson 11 shows a larger one). Such a
-# probe finds what reading code doesn't, and needs no reference: each operation is compared with itself.
+# larger number joins. **`library`** chooses its kernel by the sizes, and each machine's does so differently: a small
+# product (96 × 8, say) may never change. Such a probe finds what reading code doesn't, and needs no reference: each
+# operation is compared with itself.

@@ -182,24 +182,24 @@ STATES = {  # name: (x, y, color)
     "in no table, but findable\n(prefix cache)": (4.4, -1.6, "lightgray"),
 }
 MOVES = [  # from, to, what happens, bend of the arrow, where the words are
-    (0, 1, "an answer needs room", -0.25, (2.0, 0.62)),
-    (1, 0, "answer ends, or is preempted", -0.25, (2.0, -0.62)),
+    (0, 1, "an answer needs room", -0.25, (2.1, 0.62)),
+    (1, 0, "answer ends,\nor is preempted", -0.25, (2.1, -0.12)),
     (1, 2, "another answer to the prompt", -0.25, (6.6, 0.62)),
-    (2, 1, "all but one have ended", -0.25, (6.6, -0.62)),
-    (1, 3, "ends; a full block\nof a prompt", -0.35, (6.1, -1.05)),
-    (3, 1, "the same\nprompt again", -0.35, (3.1, -1.05)),
+    (2, 1, "all but one\nhave ended", -0.25, (6.6, -0.12)),
+    (1, 3, "ends; a full block\nof a prompt", -0.35, (6.15, -0.95)),
+    (3, 1, "the same\nprompt again", -0.35, (3.2, -0.85)),
     (3, 0, "room is needed,\nor the weights change", -0.3, (0.4, -1.4)),
 ]
-fig, ax = plt.subplots(figsize=(9, 3.2), layout="constrained")
+fig, ax = plt.subplots(figsize=(9.5, 4), layout="constrained")
 boxes = []
 for name, (x, y, color) in STATES.items():
     frame = {"boxstyle": "round,pad=0.5", "facecolor": color, "edgecolor": BLACK}
-    boxes.append(ax.text(x, y, name, ha="center", va="center", bbox=frame))
+    boxes.append(ax.text(x, y, name, ha="center", va="center", bbox=frame, fontsize=12))
 for start, end, words, bend, (x, y) in MOVES:
     (x0, y0, _), (x1, y1, _) = [*STATES.values()][start], [*STATES.values()][end]
     style = {"arrowstyle": "->", "connectionstyle": f"arc3,rad={bend}", "patchA": boxes[start].get_bbox_patch()}
     ax.annotate("", (x1, y1), (x0, y0), arrowprops=style | {"patchB": boxes[end].get_bbox_patch(), "color": BLUE})
-    ax.text(x, y, words, ha="center", va="center", fontsize=9, color=BLUE)
+    ax.text(x, y, words, ha="center", va="center", fontsize=11, color=BLUE)
 ax.set(xlim=(-1, 10.4), ylim=(-2.2, 1))
 ax.axis("off")
 plt.show()
@@ -216,7 +216,7 @@ plt.show()
 
 # %% tags=["hide-input"]
 # @title Your bet
-HOW_MANY = ["about 80", "about 16", "about 20", "about 40"]
+HOW_MANY = ["about 16", "about 20", "about 40", "about 80"]
 fit_bet = bet(
     "Room for 16 answers of full length: 256 tokens, and a prompt of 64. The median answer has a fifth of the 256. "
     "How many run at once on average, with paging, while more are waiting?",
@@ -224,11 +224,11 @@ fit_bet = bet(
 )
 
 # %% [markdown]
-# The package's `Scheduler` only makes plans: prompts to prefill (`pieces`), who may run (answers below `limit`), for
-# how many `steps`. Here a fake device carries them out. It samples nothing, and counts.
+# The package's `Scheduler` only makes plans. Here a fake device carries them out: it samples nothing, and counts.
 
 
-# %%
+# %% tags=["hide-input"]
+# @title `watch`: a scheduler, and a device that only counts
 @dataclass
 class Seen:
     """Rows that ran at each step, and which; who was sent back, and when; how many tokens were prefilled."""
@@ -338,11 +338,14 @@ for step, i in few.sent_back:
 ax.set(xlabel="step", ylabel="answer", yticks=range(8), ylim=(7.6, -0.6), title="Blue: runs. Cross: preempted")
 plt.show()
 total = sum(map(len, some_prompts(8)))
-interrupted = sorted({i for _, i in few.sent_back})
+sent_back = [i for _, i in few.sent_back]
+interrupted = sorted(set(sent_back))
+most = max(interrupted, key=sent_back.count)
 
 # %% [markdown]
-# Answer 0 is never interrupted, and that's the point. {{ assert 0 not in interrupted and len(interrupted) > 1 }} The
-# oldest always runs to its end, then another is the oldest, so every rollout ends. "The one that holds most gives most
+# Answer {{ most }} gives way {{ sent_back.count(most) }} times, whenever it's the youngest that still runs. Answer 0 is
+# never interrupted, and that's the point. {{ assert 0 not in interrupted and sent_back.count(most) > 2 }} The oldest
+# always runs to its end, then another is the oldest, so every rollout ends. "The one that holds most gives most
 # back" looks as good, but in the exercises you find an answer that this rule never finishes. The price of preemption is
 # the second prefill. {{ assert few.prefilled > total }}
 #
@@ -394,8 +397,9 @@ explorer(
 # %% [markdown]
 # ### The same plans on a GPU
 #
-# What does paging save in time? {{ load_record("paged", "NVIDIA H200")["results"][0]["rows"]:,d }} skewed answers,
-# eight to a prompt, with the shape of Qwen2.5-0.5B. The unpaged engine has room for 256 at full length, and refills.
+# What does paging save in time? {{ load_record("paged", "NVIDIA H200")["results"][0]["rows"]:,d }} skewed answers of up
+# to {{ load_record("paged", "NVIDIA H200")["setup"]["longest"]:,d }} tokens, eight to a prompt, with the shape of
+# Qwen2.5-0.5B. The unpaged engine has room for 256 at full length, and refills.
 # The paged one and vLLM get the same memory and the same requests.
 
 # %% tags=["hide-input"]
@@ -404,10 +408,11 @@ paged = load_record("paged", "NVIDIA H200")
 of_skewed = {row["variant"]: row for row in paged["results"] if row["lengths"] == "skewed"}
 equal = {(row["rows"], row["variant"]): row for row in paged["results"] if row["lengths"] == "equal"}
 colors = {"vllm": ORANGE, "unpaged": SKY, "paged": GREEN}
-fig, ax = plt.subplots(figsize=(7, 1.9), layout="constrained")
+fig, ax = plt.subplots(figsize=(7, 2.2), layout="constrained")
 speeds = [of_skewed[name]["tokens_per_s"] for name in colors]
 ax.bar_label(ax.barh(["vLLM", "unpaged", "paged"], speeds, 0.6, color=colors.values()), fmt="{:,.0f}", padding=4)
-ax.set(title=f"Tokens per second, skewed lengths, {provenance(paged)}", xlim=(0, 1.15 * max(speeds)), xticks=[])
+ax.set(title=f"Tokens per second, skewed lengths, {provenance(paged)}", xlim=(0, 1.15 * max(speeds)))
+ax.xaxis.set_major_formatter("{x:,.0f}")
 ax.invert_yaxis()
 plt.show()
 faster = of_skewed["paged"]["tokens_per_s"] / of_skewed["unpaged"]["tokens_per_s"]
@@ -685,8 +690,8 @@ plt.show()
 # **With bitwise-equal kernels the mismatch is exactly 0 in every run.** {{ assert len(of) == 12 and
 # all((row["mismatch_max"] == 0) == (row["variant"] == EQUAL) for row in exact["results"]) }} And the step gets
 # *shorter*. {{ assert all(longer(shape, rows) < -2 for shape in SHAPES for rows in counts) }} Equal bits aren't the
-# reason: our pass also has fused kernels, computes each prompt once for its 8 answers, and hardly pads (lesson 12). We
-# haven't measured what a fixed order costs by itself. But a trainer that keeps one needn't be slow.
+# reason: our pass also has fused kernels, computes each prompt once for its 8 answers, and hardly pads (lesson 12). So
+# this isn't the price of the order alone. But a trainer that keeps one needn't be slow.
 #
 # ## 6 · A ratio that isn't 1
 #
@@ -785,12 +790,12 @@ first2, first8 = 2 * (g2[APART] - g2[EQUAL]), 8 * (g8[APART] - g8[EQUAL])
 # **Accuracy can't show it here.** The difference is {{ fall:.1f }} points, with a standard error of {{
 # fall_error:.1f }}. {{ assert abs(fall) < 2 * fall_error }}
 #
-# **The clip shows it.** GSPO with 2 updates clips {{ g2[EQUAL]:.0f }}% of the tokens that train if the log-probs are
-# bitwise equal, and {{ g2[APART]:.0f }}% if not. {{ assert abs(g2[EQUAL] - g2["separate, recomputed"]) < 2 and
-# g2[EQUAL] + 3 < g2["separate, float16"] < g2[APART] - 10 }} With equal bits only the second update clips: before the
-# first, nothing has moved. If the second clips as much either way, the extra is all the first's, about {{ first2:.0f
-# }}% of its tokens. Rounding alone can do that: most ratios are outside the range, and a one-sided clip acts on half of
-# them. {{ assert abs(first2 - first8) < 10 and abs(outside / 2 - first2) < 10 }} Dr. GRPO, with a range of 0.2, doesn't
+# **The clip shows it.** GSPO with 2 updates clips {{ g2[EQUAL]:.0f }}% of the tokens that train with bitwise-equal
+# log-probs, and {{ g2[APART]:.0f }}% with separate kernels. {{ assert abs(g2[EQUAL] - g2["separate, recomputed"]) < 2
+# and g2[EQUAL] + 3 < g2["separate, float16"] < g2[APART] - 10 }} With equal bits only the second update clips: before
+# the first, nothing has moved. If the second clips as much either way, the first must clip about {{ first2:.0f }}% of
+# its tokens. Rounding alone can do that: most ratios are outside the range, and a one-sided clip acts on half of them.
+# {{ assert abs(first2 - first8) < 10 and abs(outside / 2 - first2) < 10 }} Dr. GRPO, with a range of 0.2, doesn't
 # notice. {{ assert all(abs(other - wide[APART]) < 0.05 for other in wide.values()) }}
 #
 # So what is bitwise equality good for? **A ratio means what it says**: it's exactly 1 until the policy moves. The
