@@ -61,7 +61,7 @@ print("CuTe DSL is here" if dsl.INSTALLED else "CuTe DSL is missing: see the lin
 # stays on one of the GPU's processors (an *SM*, streaming multiprocessor), so its threads can share fast memory and
 # wait for each other. Blocks share only the GPU's large *global* memory.
 #
-# In CuTe DSL all of that is Python. Here's a complete program that adds two vectors, one element per thread.
+# In CuTe DSL all of that is Python. This complete program adds two vectors, one element per thread.
 
 # %%
 import torch
@@ -103,8 +103,6 @@ if device == "cuda":
 #   `from_dlpack(t).mark_layout_dynamic()` leaves a length open.
 # - `cute.jit` marks what the host does: launch a grid of blocks.
 # - `cute.kernel` marks what each thread does.
-#
-# Without a GPU, the compiled code can be interpreted:
 
 # %% tags=["hide-input"]
 # @title The program's code in the interpreter
@@ -309,7 +307,7 @@ print("and with n = 128: ", caught(Add(guard=False), *torch.randn(3, 128).unbind
 # %% [markdown]
 # In the last line the kernel is as wrong as before, but no thread is left over. **Test with lengths that don't fit.**
 #
-# "Nothing found" isn't "correct": the interpreter sees only this run.
+# "Nothing found" isn't "correct": the interpreter sees this run alone.
 #
 # ### What the interpreter reads
 #
@@ -327,9 +325,11 @@ print("\n".join(line for line in body if line.strip() and ".loc" not in line))
 #
 # ## 4 · Layouts
 #
-# A tensor is a way to find things in memory: a function from coordinates to an *offset*. CuTe calls it a *layout* and
-# writes it `shape:stride`. The offset of $(i, j)$ in `(4,8):(8,1)` is $8i + 1j$. Each entry of the shape, with its
-# stride, is a *mode*.
+# So much for wrong. A kernel can also be right and slow, and nothing warns you of that, either. It depends on where in
+# memory things are.
+#
+# A tensor is a function from coordinates to an *offset*. CuTe calls it a *layout* and writes it `shape:stride`. The
+# offset of $(i, j)$ in `(4,8):(8,1)` is $8i + 1j$. Each entry of the shape, with its stride, is a *mode*.
 #
 # Two more rules. A single number is a coordinate, too. It's cut up with the **first mode fastest**: in a shape of
 # `(4,8)`, number 5 is (1, 1). And a mode may be a layout of its own: `(2,2):(4,16)` puts rows 0 to 3 at 0, 4, 16 and
@@ -753,8 +753,8 @@ for order, words in found.items():
     assert caught(BlockSum(), rows, y, order=order) == "nothing found in this run"
 
 # %% [markdown]
-# In all three. It needs no luck: it doesn't compare results, it tracks which access is **ordered** before which. {{
-# assert all("Race" in found[order] for order in ("lockstep", "warp")) }}
+# In all three. It needs no luck: it tracks which access is **ordered** before which. {{ assert all("Race" in
+# found[order] for order in ("lockstep", "warp")) }}
 #
 # Shared memory has a trap of its own: 32 *banks*, each of which serves one word per turn. A warp that reads a
 # **column** of a 32 × 32 tile of floats finds all of it in one bank: a *bank conflict*, 32 turns. In the exercises you
@@ -989,8 +989,6 @@ except RuntimeError as error:
 # ```
 #
 # ### The same kernel in Triton
-#
-# Triton is the other way to write kernels in Python:
 
 # %%
 import triton
