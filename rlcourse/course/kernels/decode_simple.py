@@ -66,7 +66,7 @@ def attend(queries: cute.Tensor, keys: cute.Tensor, values: cute.Tensor, first, 
 @cute.jit
 def take(query: cute.Tensor, key: cute.Tensor, value: cute.Tensor, seen, m: cute.Tensor, l: cute.Tensor,
          acc: cute.Tensor, lanes: cutlass.Constexpr):  # fmt: skip
-    """One token into the online softmax of each query head, by the `lanes` lanes that hold it."""
+    """Add one token, which `lanes` lanes hold, to the online softmax of each query head."""
     for h in range_constexpr(acc.shape[1]):
         score = Float32(0.0)
         for e in range_constexpr(8):

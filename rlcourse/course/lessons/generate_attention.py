@@ -55,7 +55,7 @@ breaks = torch.compiler.disable(operation)
 
 
 def forward(attend):
-    """An attention function of transformers: `attend` for one query token a row, else scaled_dot_product_attention.
+    """An attention function of transformers: `attend` for one query token per row, else scaled_dot_product_attention.
 
     query [B, H, L, D]; key, value [B, K, S, D], the whole static cache; returns [B, L, H, D] and no weights.
     """
