@@ -697,10 +697,22 @@ excerpt(decode_attention, "def multiply_keys(", "@cute.jit\ndef softmax")
 # %% [markdown]
 # ### Weights that stay in their lane
 #
-# The scores come out as a *result* fragment: lane 13 has head 3, tokens 2 and 3. The second product wants the weights
-# as its *right* operand, with a token per row and a head per column: lane 13 needs head 3, tokens 2 and 3. So scores
-# become weights where they are: `scores[(p, 0), 0, i]`, for token $2c + p$ of group $i$. **Look for** what lanes do
-# exchange: a head's maximum, and its factor for acc.
+# The scores of 16 tokens come out as two *result* fragments. The second product wants the weights as its *right*
+# operand, with a token per row and a head per column. **Look for** lane 13 in both.
+
+# %% tags=["hide-input"]
+# @title Figure: scores and weights, in the same lanes
+fig, axes = plt.subplots(1, 2, figsize=(9, 4.2), width_ratios=(2, 1), layout="constrained")
+draw_fragment(axes[0], 8, 16, lambda r, c: 4 * r + c % 8 // 2, "scores, as they come out")
+draw_fragment(axes[1], 16, 8, lambda r, c: 4 * c + r % 8 // 2, "weights, as they go in")
+axes[0].set(xlabel="tokens", ylabel="heads (7 are used)")
+axes[1].set(xlabel="heads (7 are used)", ylabel="tokens")
+axes[0].axvline(7.98, color="white", linewidth=4)
+plt.show()
+
+# %% [markdown]
+# It has head 3 and tokens 2, 3, 10 and 11 in both. So scores become weights where they are: `scores[(p, 0), 0, i]`, for
+# token $2c + p$ of result $i$. What lanes do exchange is a head's maximum, and its factor for acc:
 
 # %%
 excerpt(decode_attention, "    m_new = m\n    for i in range_constexpr(scores", "@cute.jit\ndef multiply_values")
