@@ -31,9 +31,9 @@ print("ready")
 #
 # ●●○○○ · 10 minutes
 #
-# Every reward in this course begins with reading a number, and the policy will find any text that's read too kindly.
-# Write the strict reading of an answer, a little simpler than the package's. Return the number of the **last** line
-# that reads `#### NUMBER`, as a float, and `nan` if there is none.
+# Every reward in this course begins with reading a number, and the model in training will find any text that's read
+# too kindly. Write the strict reading of an answer, a little simpler than the package's. Return the number of the
+# **last** line that reads `#### NUMBER`, as a float, and `nan` if there is none.
 #
 # - Four `#` at the beginning of a line, at least one space, a number, then nothing but spaces.
 # - A number is digits with an optional `-` before and an optional decimal part (`3.50`). Commas may group by threes:

@@ -10,7 +10,7 @@
 # **You will learn**
 #
 # - what this machine can run, and the command that installs what is missing;
-# - the parts of one training step, in order, and the file that holds each;
+# - the parts of one training step, in order, and the file that implements each;
 # - the task and the small model that come with the course, and exactly how the model fails;
 # - to tell apart greedy answers, samples and pass@k, and to estimate pass@k without bias;
 # - what reinforcement learning changes here: three things at once, and how much each contributes.
@@ -86,7 +86,7 @@ assert all(check["ok"] for check in facts["checks"] if check["required"]), "run 
 # program checks the answers. Answers that did better than the others to the same problem become more probable, the rest
 # less. Then it all starts again, with the changed model.
 #
-# Each box below names the files of `rlcourse` that hold it.
+# Each box below names the files of `rlcourse` that implement it.
 
 # %% tags=["hide-input"]
 # @title Figure: the map
@@ -138,8 +138,8 @@ for level in (1, 2, 3, 4):
     print(f"LEVEL {level}  {problem.question}\n{problem.answer}\n")
 
 # %% [markdown]
-# A problem's template and numbers decide which split it belongs to. So no problem is in two splits, not even with
-# other names in it: nobody can pass the test by memorizing.
+# A problem's template and numbers decide which split it belongs to. So no problem is in two splits, not even with the
+# names changed: nobody can pass the test by memorizing.
 
 # %%
 for split in ("train", "validation", "test"):
@@ -222,7 +222,7 @@ for answer in greedy[:5]:
     print(f"{answer.problem.question}  (gold {answer.problem.gold})\n{answer.text}\n{'✓' if answer.strict else '✗'}\n")
 
 # %% [markdown]
-# That one number doesn't say what goes wrong. So sort the answers into five kinds. A calculation such as `155/5=33` can
+# What goes wrong? Sort the answers into five kinds. A calculation such as `155/5=33` can
 # be checked alone, which tells wrong arithmetic from a wrong plan.
 
 # %%
@@ -386,13 +386,14 @@ for level in (1, 2, 3, 4):
         accuracy[name, level] = sum(chosen) / max(1, len(chosen))
 axes[0].invert_yaxis()
 axes[0].set(xlim=(0, 100), xlabel="share of samples, %", title=f"{len(flat)} samples at temperature 1")
-for offset, (name, color, hatch) in enumerate((("that guess", ORANGE, "//"), ("with clean working", BLUE, ""))):
+for offset, (name, color) in enumerate((("that guess", ORANGE), ("with clean working", BLUE))):
     heights = [100 * accuracy[name, level] for level in (1, 2, 3, 4)]
     places = [level + (offset - 0.5) * 0.38 for level in (1, 2, 3, 4)]
-    style = {"color": color, "hatch": hatch, "edgecolor": "white", "label": f"samples {name}"}
-    axes[1].bar_label(axes[1].bar(places, heights, width=0.36, **style), fmt="%.0f", padding=2, fontsize=9)
-axes[1].set_xticks((1, 2, 3, 4), [f"level {level}" for level in (1, 2, 3, 4)])
-axes[1].set(ylabel="right, %", title="Working pays", ylim=(0, 110))
+    bars = axes[1].bar(places, heights, width=0.36, color=color, label=f"samples {name}")
+    axes[1].bar_label(bars, fmt="%.0f", padding=2, fontsize=9)
+worked = Counter(a.problem.level for a in flat if kind_of_sample(a) == "worked")
+axes[1].set_xticks((1, 2, 3, 4), [f"{level}\n({worked[level]})" for level in (1, 2, 3, 4)])
+axes[1].set(ylabel="right, %", xlabel="level (samples with clean working)", title="Working pays", ylim=(0, 100))
 axes[1].legend()
 fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=4, fontsize=9)
 plt.show()
@@ -404,8 +405,8 @@ clean_at, choice_at, right_at = zip(*(found.factors for found in levels), strict
 
 # %% [markdown]
 # Here is the fact on which the course rests: **working pays**. {{ assert all(accuracy["with clean working", l] >
-# accuracy["that guess", l] for l in (1, 2, 3)) }} Reward right answers, and you make
-# working likelier and garbage rarer, although the reward mentions neither.
+# accuracy["that guess", l] for l in (1, 2, 3)) }} Reward right answers, and you make working likelier and garbage
+# rarer, although the reward mentions neither. (Level 3 beats level 2 on few samples.) {{ assert worked[3] < 100 }}
 #
 # A sample is right if it passes all three tests, one after the other, so the shares multiply:
 #
@@ -473,7 +474,7 @@ plt.show()
 assert torch.allclose(torch.tensor(formula), torch.tensor(truth))
 
 # %% [markdown]
-# Now our model. Of its samples about one in ten is right, too, on average: {{ 100 * sampled_share:.1f }}%. {{
+# Now our model. About one in ten of its samples is right, too: {{ 100 * sampled_share:.1f }}% on average. {{
 # assert abs(sampled_share - p) < 0.01 }}
 
 # %% tags=["hide-input"]
@@ -521,8 +522,8 @@ lucky = [a for a in right_at_4 if not calculations(a.text)]
 #
 # ## 8 · Half a training step
 #
-# Here's the first half of the map as code: two problems, four answers to each, a reward per answer, and its advantage:
-# how much better than its group's mean it did.
+# Here's the first half of the map as code: two problems, four answers to each, a reward per answer, and its
+# **advantage**: how much better it did than its group's mean.
 
 # %%
 from rlcourse import advantages
@@ -541,8 +542,8 @@ print("advantages", advantage.tolist())
 # %% [markdown]
 # ## 9 · What RL changes
 #
-# Now the loop for real: `rlcourse.train.train` with the *preset* `laptop`, a named set of settings for this model and
-# this task. This is **one run with one seed**: an illustration.
+# The other half, loss and new weights, is lesson 01. First see what the whole loop does: `rlcourse.train.train` with
+# the *preset* `laptop`, a named set of settings for this model and task. **One run, one seed**: an illustration.
 
 # %%
 from rlcourse.checkpoint import latest_checkpoint
@@ -581,9 +582,9 @@ guessed = {name: sum(kind(a) == "guess, no working" for a in found) for name, fo
 #
 # In longer runs with the same settings, every sample was sorted as in section 6. The share that is right rises by some
 # 60 points. How much of that does each of the three factors contribute? They multiply, so it depends on the order:
-# fewer guesses are worth more once garbage is rare. So take all six orders. In each, switch the factors one by one
-# to their values after training, and note how much each switch raises the product. The mean over the six orders is a
-# factor's contribution, its *Shapley value*.
+# fewer guesses are worth more once garbage is rare. So go through all six orders, level by level. In each, switch the
+# factors one by one to their values after training, and note what each switch adds to the product. The mean over the
+# orders is a factor's contribution, its *Shapley value*.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -715,7 +716,7 @@ plt.show()
 #
 # ### The learning curve
 #
-# Finally, what most papers show: greedy accuracy, here of {{ len(load_curve("dr_grpo")["results"]) }} seeds over {{
+# Finally, what most papers show: greedy accuracy of {{ len(load_curve("dr_grpo")["results"]) }} seeds over {{
 # load_curve("dr_grpo")["setup"]["steps"] }} steps. The line is the mean; the band goes from the worst seed to the best.
 
 # %% tags=["hide-input"]
@@ -740,10 +741,10 @@ error = 100 * (mean[0] * (1 - mean[0]) / asked) ** 0.5
 tested = [100 * record["results"][0]["summary"][f"accuracy_{when}"] for when in ("before", "after")]
 
 # %% [markdown]
-# The curve starts at {{ 100 * mean[0]:.1f }}% and the printed line at {{ tested[0]:.1f }}%. The curve asks {{ asked }}
-# validation problems, the line all {{ record["results"][0]["summary"]["eval_problems"] }} test problems, and {{ asked
-# }} problems have a standard error of {{ error:.1f }} points: these happen to be easier. So compare runs only on the
-# same problems.
+# Why does the curve start at {{ 100 * mean[0]:.1f }}%, and the printed numbers at {{ tested[0]:.1f }}%? The curve is
+# measured on {{ asked }} validation problems, which happen to be easier than the {{
+# record["results"][0]["summary"]["eval_problems"] }} test problems: its standard error is {{ error:.1f }} points.
+# Compare runs only on the same problems.
 #
 # ## 10 · Notation
 #

@@ -17,7 +17,7 @@ COURSE = {
         "The policy gradient", 2, "you write the training loop, five functions, and it trains"
     ),
     "02_ppo": Lesson("PPO", 3, "why PPO clips, and what a clip can't do; critic and GAE"),
-    "03_grpo": Lesson("GRPO", 3, "no critic; a reward of 0.001 that takes over; the KL"),
+    "03_grpo": Lesson("GRPO", 3, "no critic; what a bonus of 0.001 does to a run; the KL"),
     "04_dr_grpo": Lesson(
         "Dr. GRPO: two biases and two deletions", 4, "drop a length, drop a deviation: what each is worth"
     ),
