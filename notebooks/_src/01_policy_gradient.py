@@ -74,14 +74,21 @@ for row, (start, length) in enumerate(zip(rollout.prompt_lengths, rollout.comple
 
 # %% tags=["hide-input"]
 # @title Figure: one row, its shift and its mask
+
+
+def visible(token: str) -> str:
+    """A token as a label: a space of its own as ␣, a new line as \\n."""
+    return repr(token)[1:-1].strip() or "␣"
+
+
 row, first = 1, int(rollout.prompt_lengths[1]) - 3
 end = int(rollout.lengths[row])
 shown = [policy.tokenizer.decode([i]) for i in rollout.ids[row, first : end + 2]]
-fig, ax = plt.subplots(figsize=(10, 2.2))
+fig, ax = plt.subplots(figsize=(10, 1.8))
 for i, token in enumerate(shown):
     color = SKY if 3 <= i < end - first else "white"
     ax.add_patch(plt.Rectangle((i, 0), 0.94, 0.5, facecolor=color, edgecolor=BLACK, linewidth=0.8))
-    ax.text(i + 0.47, 0.25, "pad" if i >= end - first else repr(token)[1:-1], ha="center", va="center", fontsize=8)
+    ax.text(i + 0.47, 0.25, "pad" if i >= end - first else visible(token), ha="center", va="center", fontsize=8)
     if i + 1 < len(shown):
         counts = color == SKY if i < 2 else 2 <= i < end - first - 1
         style = {"arrowstyle": "->", "color": BLUE if counts else "lightgray", "connectionstyle": "arc3,rad=-0.5"}
@@ -89,7 +96,7 @@ for i, token in enumerate(shown):
 ax.text(
     0, -0.3, "the prompt's last tokens, the answer in blue, padding; blue arrows: predictions that count", fontsize=9
 )
-ax.set(xlim=(-0.1, len(shown)), ylim=(-0.45, 1.2))
+ax.set(xlim=(-0.1, len(shown)), ylim=(-0.45, 0.85))
 ax.axis("off")
 plt.show()
 
@@ -105,7 +112,7 @@ tokens = [policy.tokenizer.decode([i]) for i in rollout.ids[0, start : start + l
 probability = rollout.logprobs[0, :length].exp()
 fig, ax = plt.subplots(figsize=(9, 2.8))
 ax.bar(range(length), probability, color=[VERMILION if p < 0.9 else SKY for p in probability])
-ax.set_xticks(range(length), [repr(token)[1:-1] for token in tokens], rotation=60, ha="right")
+ax.set_xticks(range(length), [visible(token) for token in tokens], rotation=60, ha="right")
 ax.set(ylabel="probability", title="The tokens of one answer; in red those below 0.9", ylim=(0, 1.02))
 plt.show()
 
@@ -113,7 +120,7 @@ plt.show()
 # ## 2 · Build it
 #
 # The loop has five pieces. You write them, in [the first part of the exercises](../exercises/01_policy_gradient.ipynb).
-# Each is one to three lines, and each is tested as soon as it's there ($T$ is the token limit):
+# Each is one to three lines, and each is tested as soon as it's there ($z$: logits; $T$: token limit):
 #
 # | function | what it does | formula |
 # | --- | --- | --- |
@@ -148,8 +155,9 @@ print(inspect.getsource(loop.train))
 STEPS, ASKED = pick(2, 30), pick(8, 200)
 larger = [e["accuracy"] for seed in load_curve("dr_grpo")["results"] for e in seed["evals"] if e["step"] == 30]
 first_bet = bet(
-    f"After 30 steps lesson 00's recorded runs were at {100 * min(larger):.0f} to {100 * max(larger):.0f}%. What is "
-    f"the greedy accuracy of your loop after {STEPS} steps of {loop.PROMPTS} × {loop.GROUP} answers, about a minute?",
+    f"After 30 steps lesson 00's recorded runs were at {100 * min(larger):.0f} to {100 * max(larger):.0f}%. Where is "
+    f"your loop after {STEPS} steps of {loop.PROMPTS} × {loop.GROUP} answers, in greedy accuracy? (You're right in "
+    f"the range of your run and {len(load_curve('lesson01_rloo_plus')['results'])} recorded seeds.)",
     (45, 0, 100, 1),
     unit="%",
 )
@@ -226,7 +234,8 @@ def generous(rewards: torch.Tensor, group: int) -> torch.Tensor:
 # %% tags=["hide-input"]
 # @title Your bet
 second_bet = bet(
-    f"No baseline, and every reward is 5 higher. What is the greedy accuracy after {STEPS} steps?",
+    f"No baseline, and every reward is 5 higher. What is the greedy accuracy after {STEPS} steps? (Again the range of "
+    f"your run and {len(load_curve('lesson01_reinforce_plus_5')['results'])} recorded seeds counts.)",
     (70, 0, 100, 1),
     unit="%",
 )
@@ -330,6 +339,7 @@ print(f"the probabilities add up to {pi.sum():.4f}; expected reward J = {J:.4f}"
 
 def scores_of(table: torch.Tensor, end_counts: bool = True) -> torch.Tensor:
     """grad log pi of every text: [15, 9]."""
+    # + 0 * table.sum(): the text ■ has a gradient, 0, even where its only token doesn't count
     return torch.stack([torch.autograd.grad(log_pi_of(table, y, end_counts) + 0 * table.sum(), table)[0] for y in Y])
 
 
@@ -342,7 +352,7 @@ assert torch.allclose(exact, trick, atol=1e-6)
 # %% [markdown]
 # So the estimator is right **on average**. A single sample is a wild guess. Averaging $N$ of them shrinks the error
 # like $1/\sqrt{N}$, a straight line on the logarithmic axes below. The error of an estimator that's wrong on average
-# levels off. The red one forgets the end token. **Look for** the bend.
+# levels off: the red one forgets the end token. **Look for** the bend.
 
 # %% tags=["hide-input"]
 # @title Figure: unbiased, and not
@@ -360,7 +370,7 @@ for label, (vectors, color, marker) in estimators.items():
     ax.loglog(N, errors, color=color, marker=marker, label=label)
 ax.loglog(N, [errors[0] * math.sqrt(N[0] / n) for n in N], color=BLACK, linestyle=":", label="slope of $1/\\sqrt{N}$")
 ax.set(xlabel="samples averaged, N", ylabel="distance to the exact gradient")
-ax.set_title("Chance averages out, a forgotten end does not")
+ax.set_title("Noise averages out, bias doesn't")
 ax.legend()
 ax.grid()
 plt.show()
@@ -391,11 +401,12 @@ def mean_and_variance(rewards: torch.Tensor, b: float, pi=pi, scores=scores) -> 
     return mean, (pi * (estimate - mean).square().sum(1)).sum().item()
 
 
-lines = ["| rewards | baseline | mean off by | variance |", "| --- | --- | --- | --- |"]
+lines = ["| rewards | baseline | mean gradient off by | variance |", "| --- | --- | --- | --- |"]
 for shift in (0, 5):
     for name, b in (("none", 0.0), ("mean reward", (pi * (R + shift)).sum().item())):
         mean, variance = mean_and_variance(R + shift, b)
-        lines.append(f"| {shift} and {shift + 1} | {name} | {(mean - exact).abs().max():.0e} | {variance:.3f} |")
+        off = round((mean - exact).abs().max().item(), 5)  # without float32's rounding
+        lines.append(f"| {shift} and {shift + 1} | {name} | {off:g} | {variance:.3g} |")
 display(Markdown("\n".join(lines)))
 noise_ratio = mean_and_variance(R + 5, 0.0)[1] / mean_and_variance(R, 0.0)[1]
 
@@ -408,10 +419,10 @@ noise_ratio = mean_and_variance(R + 5, 0.0)[1] / mean_and_variance(R, 0.0)[1]
 #
 # $$b^* = \mathbb{E}\big[\lVert\nabla\log\pi\rVert^2 R\big] \Big/ \mathbb{E}\big[\lVert\nabla\log\pi\rVert^2\big] .$$
 #
-# In practice you take the plain mean reward, which needs no scores. In a notebook of your own, move the sliders:
-# *shift* is added to every reward, *training* is how far the policy has come, in exact gradient steps. **Look for**
-# where the red square, no baseline, and the blue dot lie on the curve; the green triangle, $b^*$, is its lowest point.
-# All three use the same logarithmic scale.
+# In practice you take the plain mean reward, which needs no scores. Below, *shift* is added to every reward, and
+# *training* is how far the policy has come, in exact gradient steps; run the notebook, and both are sliders. **Look
+# for** where the red square, no baseline, and the blue dot lie on the curve; the green triangle, $b^*$, is its lowest
+# point. (The axis is logarithmic.)
 
 # %% tags=["hide-input"]
 # @title Explorer: the variance over the baseline
@@ -452,7 +463,7 @@ explorer(draw, static=static, shift=(0.0, -1.0, 2.0, 0.5), training=(0, 0, 80, 1
 # ## 6 · Fix it with one line
 #
 # Subtract the mean reward of the batch, and a run with a constant in its rewards recovers, as section 9 shows. A
-# baseline is insurance against any constant that happens to be in all rewards. Section 7 looks at what it costs.
+# baseline is insurance against any constant that happens to be in all rewards. It has a price, too: section 7.
 #
 # The batch mean has two flaws. Easy problems and hard ones share it, so an average answer to an easy problem looks like
 # an achievement. And it contains the very reward that it's subtracted from: a success raises its own bar. But we have
@@ -488,7 +499,7 @@ for G in (2, 3):
 #
 # ## 7 · Why did it do so well without?
 #
-# One puzzle is left. With rewards 0 and 1 the run without a baseline did well. A mean reward near 0 explains only the
+# With rewards 0 and 1 the run without a baseline did well. A mean reward near 0 explains only the
 # beginning: it passed one half on the way. {{ assert max(row["reward"] for row in plain) > 0.5 }} So take one prompt
 # and the model as it started, and find $b^*$ from its answers.
 
@@ -540,10 +551,10 @@ plt.show()
 # constant here is {{ best:.2f }}, far below the mean reward of {{ mean_reward:.2f }}. {{ assert best < mean_reward / 2
 # }}
 #
-# Take this with a grain of salt: it's about one prompt and a 0.9 M model that writes garbage, not about language models
-# in general, and it was measured only at the start of the run. What does hold everywhere: "subtract the mean, it
-# reduces the variance" is a rule of thumb and can be wrong. But a baseline that moves **with** the rewards protects you
-# from any constant in them, however large.
+# Take this with a grain of salt: it's about one prompt and a model of 0.9M parameters that writes garbage, not about
+# language models in general, and it was measured only at the start of the run. What does hold everywhere: "subtract the
+# mean, it reduces the variance" is a rule of thumb and can be wrong. But a baseline that moves **with** the rewards
+# protects you from any constant in them, however large.
 #
 # ## 8 · What is being paid
 #
@@ -583,17 +594,17 @@ LINES = {  # record: label, colour, line style, marker
     "rloo_plus": ("rewards 1, 2, RLOO", ORANGE, "-", "o"),
 }
 curves = {name: load_curve(f"lesson01_{name}") for name in LINES}
-fig, axes = plt.subplots(1, 2, figsize=(11, 3.8), sharey=True, layout="constrained")
+fig, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
 for name, (label, color, style, marker) in LINES.items():
     ax = axes[int(name in ("baseline_plus", "rloo_plus"))]
     steps, low, mean, high = ([*v] for v in seed_band(curves[name]["results"]))
     ax.fill_between(steps, [100 * v for v in low], [100 * v for v in high], color=color, alpha=0.18, linewidth=0)
     ax.plot(steps, [100 * v for v in mean], color=color, linestyle=style, marker=marker, label=label)
 for ax, title in zip(axes, ("no baseline", "with a baseline"), strict=True):
-    ax.set(title=title, xlabel="training step", ylim=(0, 118), yticks=range(0, 101, 20))
-    ax.legend(loc="upper left" if ax is axes[0] else "lower right", fontsize=8)
+    ax.set(title=title, xlabel="training step", ylim=(0, 100))
     ax.grid()
 axes[0].set_ylabel("greedy, % right")
+fig.legend(loc="outside lower center", ncols=3, fontsize=9)
 plt.show()
 final = {name: [100 * seed["evals"][-1]["accuracy"] for seed in curve["results"]] for name, curve in curves.items()}
 ends = [[seed["summary"]["accuracy_after"] for seed in load_curve(n)["results"]] for n in ("reinforce", "rloo")]
@@ -603,15 +614,15 @@ default_overlaps = max(map(min, ends)) <= min(map(max, ends))
 print(provenance(curves["reinforce"]), "with `python -m tools.lessons.lesson01`")
 
 # %% [markdown]
-# A shift of 1 doesn't change the expected gradient, and yet it costs {{ lost["reinforce_plus"]:.0f }} points on average
-# when it's up, and {{ lost["reinforce_minus"]:.0f }} when it's down. From step 15 on, every seed of the blue line is
-# above all of theirs. {{ assert all(max(seed["evals"][i]["accuracy"] for n in ("reinforce_plus", "reinforce_minus") for
-# seed in curves[n]["results"]) < min(seed["evals"][i]["accuracy"] for seed in curves["reinforce"]["results"]) for i, e
-# in enumerate(curves["reinforce"]["results"][0]["evals"]) if e["step"] >= 15) }} Either baseline gives it all back, to
-# within less than the spread of the seeds. {{ assert max(fmean(final["reinforce"]) - fmean(final[n]) for n in
-# ("baseline_plus", "rloo_plus")) < min(max(final[n]) - min(final[n]) for n in ("reinforce", "baseline_plus",
-# "rloo_plus")) }} {{ assert min(final["baseline_plus"] + final["rloo_plus"]) > max(final["reinforce_plus"] +
-# final["reinforce_minus"]) }}
+# A shift of 1 doesn't change the expected gradient, and yet it costs {{ lost["reinforce_plus"]:.0f }}
+# points on average when it's up, and {{ lost["reinforce_minus"]:.0f }} when it's down: section 5's curve has two walls.
+# From step 15 on, every seed of the blue line is above all of theirs. {{ assert all(max(seed["evals"][i]["accuracy"]
+# for n in ("reinforce_plus", "reinforce_minus") for seed in curves[n]["results"]) < min(seed["evals"][i]["accuracy"]
+# for seed in curves["reinforce"]["results"]) for i, e in enumerate(curves["reinforce"]["results"][0]["evals"]) if
+# e["step"] >= 15) }} Either baseline gives it all back, to within less than the spread of the seeds. {{ assert
+# max(fmean(final["reinforce"]) - fmean(final[n]) for n in ("baseline_plus", "rloo_plus")) < min(max(final[n]) -
+# min(final[n]) for n in ("reinforce", "baseline_plus", "rloo_plus")) }} {{ assert min(final["baseline_plus"] +
+# final["rloo_plus"]) > max(final["reinforce_plus"] + final["reinforce_minus"]) }}
 #
 # When does none of this matter? At the package's default of {{ load_curve("reinforce")["setup"]["num_prompts"] }} × {{
 # load_curve("reinforce")["setup"]["num_generations"] }} answers and rewards 0 and 1, plain REINFORCE, the batch mean
