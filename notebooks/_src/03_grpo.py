@@ -67,11 +67,13 @@ ax.invert_yaxis()
 ax.set(xlabel="GB, computed; activations come on top", title="Weights, gradients and AdamW in float32")
 ax.legend()
 plt.show()
+fits = {each: [name for name in gb if each * gb[name] < 80][-1] for each in (TRAINED + FROZEN, 2 * TRAINED + FROZEN)}
 
 # %% [markdown]
+# With a critic, {{ fits[2 * TRAINED + FROZEN] }} is the largest that fits; without one, {{ fits[TRAINED + FROZEN] }}.
 # For {{ largest }} the critic is {{ TRAINED * gb[largest]:.0f }} of {{ left[-1]:.0f }} GB, and it roughly doubles the
-# work of the update. You'll read that GRPO halves the memory. That's rounded up, and it assumes a critic of the
-# policy's size; drop a mere value head, and you save almost nothing. What takes the critic's place?
+# work of the update. ("GRPO halves the memory" is rounded up, and dropping a mere value head saves almost nothing.)
+# What takes the critic's place?
 #
 # ## 2 · The group says what to expect
 #
@@ -105,14 +107,14 @@ assert torch.allclose(
 
 # %% tags=["hide-input"]
 # @title Figure: four groups, prompts x answers
-torch.manual_seed(3)
-example = (torch.rand(4, GROUP) < torch.tensor([[0.1], [0.4], [0.8], [1.0]])).float()
+torch.manual_seed(0)
+example = (torch.rand(4, GROUP).argsort(1) < torch.tensor([[1], [4], [7], [8]])).float()  # right answers in each row
 fig, axes = plt.subplots(1, 2, figsize=(10.5, 2.3), layout="constrained")
 for ax, values, title in (
     (axes[0], example, "rewards: a row is a prompt, a column an answer"),
     (axes[1], normalized(example.flatten(), GROUP).view(4, GROUP), "advantages: each row minus its mean, over its std"),
 ):
-    ax.imshow(values, cmap="RdBu", vmin=-2.5, vmax=2.5, aspect="auto")
+    ax.imshow(values, cmap="RdBu", vmin=-4, vmax=4, aspect="auto")  # pale enough for black numbers
     for place in [(y, x) for y in range(4) for x in range(GROUP)]:
         ax.text(place[1], place[0], f"{values[place]:.1f}".replace("-0.0", "0.0"), ha="center", va="center", fontsize=9)
     ax.set(title=title, xticks=[], yticks=range(4), yticklabels=[f"prompt {k}" for k in range(1, 5)])
@@ -194,7 +196,9 @@ def brief(policy, problems, rollout):
 # @title Your bet
 reached = 100 * plain[-1]["accuracy"]
 bonus_bet = bet(
-    f"Without the bonus, {STEPS} steps of GRPO end at a greedy accuracy of {reached:.3g}%. Where do they end with it?",
+    f"Without the bonus, {STEPS} steps of GRPO end at a greedy accuracy of {reached:.3g}%. Where do they end with it? "
+    f"(You're right in the range of your run and {len(load_curve('lesson03_bonus_normalized')['results'])} recorded "
+    "seeds.)",
     (round(reached), 0, 100, 1),
     unit="%",
 )
@@ -209,7 +213,7 @@ bonus_policy, bonus = run(normalized, judge=brief)
 def draw_runs(runs: dict, ends: dict | None = None) -> None:
     """Greedy accuracy, and the mean length of the samples, of runs {label: (log, colour, marker)}.
 
-    ends: where these runs and recorded seeds end, {name: (numbers, the live one first; colour; marker)}.
+    ends: where the runs end, {name: (of this page, of recorded seeds, colour, marker)}.
     """
     fig, axes = plt.subplots(1, 3 if ends else 2, figsize=(13 if ends else 10.5, 3.8), layout="constrained")
     for label, (log, color, marker) in runs.items():
@@ -221,10 +225,11 @@ def draw_runs(runs: dict, ends: dict | None = None) -> None:
         axes[1].plot(near, color=color, linestyle={"o": "-", "s": "--", "^": "-.", "D": ":"}[marker])
     axes[0].set(title="greedy answers", xlabel="training step", ylabel="% right", ylim=(0, 100))
     axes[1].set(title="samples, mean of five steps", xlabel="training step", ylabel="tokens per answer", ylim=(0, None))
-    for place, (values, color, marker) in enumerate((ends or {}).values()):
-        axes[2].plot([place] * len(values), values, color=color, marker=marker, linestyle="", alpha=0.6)
+    for place, (here, seeds, color, marker) in enumerate((ends or {}).values()):
+        axes[2].plot([place - 0.12] * len(here), here, color=color, marker=marker, linestyle="", markersize=9)
+        axes[2].plot([place + 0.12] * len(seeds), seeds, color=color, marker=marker, linestyle="", fillstyle="none")
     if ends:
-        axes[2].set(title="the ends: this run and recorded seeds", ylim=(0, 100), xlim=(-0.5, len(ends) - 0.5))
+        axes[2].set(title="at the end: this page (filled), recorded seeds", ylim=(0, 100), xlim=(-0.5, len(ends) - 0.5))
         axes[2].set_xticks(range(len(ends)), list(ends), fontsize=9)
     for ax in axes:
         ax.grid()
@@ -270,7 +275,7 @@ rows = {
     "advantage, centered": [f"{a:+.4f}" for a in centered(paid, GROUP)],
     "advantage, GRPO": [f"{a:+.2f}" for a in loud],
 }
-lines = ["| " + " | " * GROUP + " |", "| --- " * (GROUP + 1) + "|"]
+lines = ["| answer | " + " | ".join(map(str, range(1, GROUP + 1))) + " |", "| --- " * (GROUP + 1) + "|"]
 lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
 display(Markdown("\n".join(lines)))
 all_wrong = honest(start, hard, group).sum().item() == 0
@@ -364,7 +369,7 @@ pull_bet.result(PULLS[2] if left["k1"] > 0.5 > max(left["k2"], left["k3"]) else 
 # {{ assert left["k1"] > 0.7 and max(left["k2"], left["k3"]) < 0.1 }} $k_1$, right on average, pulls nowhere. The reason
 # is in lesson 01. Autograd differentiates the estimate at the tokens that were drawn, and $\nabla k_1 = \nabla \log
 # \pi$ is the score, whose mean is zero. Autograd doesn't see that $\theta$ also decides *which* tokens are drawn. **A
-# good value doesn't make a good gradient:**
+# good value doesn't make a good gradient** (checked below the table):
 #
 # | | as a value | mean gradient as a loss |
 # | --- | --- | --- |
@@ -404,15 +409,13 @@ _, undivided = run(centered, judge=brief)
 # @title Figure: two remedies
 drawn |= {f"bonus, and a KL with β = {BETA}": (leashed, ORANGE, "^"), "bonus, only centered": (undivided, GREEN, "D")}
 live = {"normalized": [bonus], "leashed": [leashed], "short_leash": [], "centered": [undivided]}
+live = {n: [100 * log[-1]["accuracy"] for log in logs] for n, logs in live.items()}  # where they end, in percent
 records = {n: load_curve(f"lesson03_bonus_{n}") for n in live}
-final = {  # of the live run, if there is one, and of the recorded seeds, in percent
-    n: [100 * log[-1]["accuracy"] for log in live[n]]
-    + [100 * seed["evals"][-1]["accuracy"] for seed in record["results"]]
-    for n, record in records.items()
-}
+seeds = {n: [100 * seed["evals"][-1]["accuracy"] for seed in record["results"]] for n, record in records.items()}
+final = {n: live[n] + seeds[n] for n in live}
 names = ("bonus", f"β = {BETA}", f"β = {records['short_leash']['setup']['kl_coef']}", "only\ncentered")
 looks = ((VERMILION, "s"), (ORANGE, "^"), (PURPLE, "v"), (GREEN, "D"))
-draw_runs(drawn, {name: (final[n], *look) for name, n, look in zip(names, final, looks, strict=True)})
+draw_runs(drawn, {name: (live[n], seeds[n], *look) for name, n, look in zip(names, final, looks, strict=True)})
 mean = {n: sum(ends) / len(ends) for n, ends in final.items()}
 gains = [a - b for a, b in zip(final["leashed"], final["normalized"], strict=True)]  # seed by seed
 saved = (mean["leashed"] - mean["normalized"]) / (reached - mean["normalized"])
@@ -435,8 +438,8 @@ leash_bet.result(FATES[0] if saved > 0.75 else FATES[1] if saved > 0.25 else FAT
 # ## 5 · Groups that say nothing
 #
 # A group whose answers are all right or all wrong has no gradient, unless there's a KL in the loss. You paid for it and
-# it teaches nothing: it is **silent**. A group of $G$ answers to a problem that is solved with probability $p$ is
-# silent with probability
+# it teaches nothing: it is **silent**, or of *zero advantage*. A group of $G$ answers to a problem that is solved with
+# probability $p$ is silent with probability
 #
 # $$P(\text{silent}) = p^G + (1-p)^G .$$
 
@@ -469,7 +472,7 @@ share_then = signal["reward"][:, AT].mean().item() / 100
 at_mean = 100 * (share_then**GROUP + (1 - share_then) ** GROUP)
 silent_bet = bet(
     f"In steps {5 * AT + 1} to {5 * AT + 5} of these runs, {share_then:.0%} of the samples are right. What share of "
-    f"their groups of {GROUP} is silent?",
+    f"their groups of {GROUP} is silent? (You're right in the range of the {len(record['results'])} runs.)",
     (round(at_mean), 0, 100, 1),
     unit="%",
 )
@@ -645,14 +648,14 @@ def final_of(name: str) -> list[float]:
 
 
 # %% [markdown]
-# {{ assert worst == "2 x 64" }} If you bet on `64 x 2`, you had a reason: {{ quiet["64 x 2"]:.0f }}% of its pairs are
-# silent at first. But the other {{ 64 * (1 - quiet["64 x 2"] / 100):.0f }} pairs are as many different problems. Up to
-# step 20 their accuracy stays within {{ max(abs(lead[s]) for s in lead if s <= 20):.1f }} points of the run on two
-# problems, whose baseline is almost exact; from step 25 on it's higher. {{ assert all(lead[s] > 1 if s >= 25 else
-# abs(lead[s]) < 3 for s in lead) }} From step 30 on the best seed of `2 x 64` is below the worst of the three splits in
-# the middle. {{ assert all((ends["2 x 64"].amax(0) < other.amin(0)).all() for other in middle) }} Between those three
-# it hardly matters: all along, their means stay within {{ apart_at_most:.1f }} points of each other. (One learning rate
-# for all, tuned for none.)
+# {{ assert worst == "2 x 64" }} If you bet on `64 x 2`, you had a reason: {{ quiet["64 x 2"]:.0f }}% of
+# its 64 pairs are silent at first. But the other {{ 64 * (1 - quiet["64 x 2"] / 100):.0f }} pairs are as many different
+# problems. Up to step 20 their accuracy stays within {{ max(abs(lead[s]) for s in lead if s <= 20):.1f }} points of the
+# run on two problems, whose baseline is almost exact; from step 25 on it's higher. {{ assert all(lead[s] > 1 if s >= 25
+# else abs(lead[s]) < 3 for s in lead) }} From step 30 on the best seed of `2 x 64` is below the worst of the three
+# splits in the middle. {{ assert all((ends["2 x 64"].amax(0) < other.amin(0)).all() for other in middle) }} Between
+# those three it hardly matters: all along, their means stay within {{ apart_at_most:.1f }} points of each other. (One
+# learning rate for all, tuned for none.)
 #
 # So don't minimise silence for its own sake. On this task 4, 8 or 16 answers per prompt do about equally well. With 64,
 # only two problems fit into a step, and that's too few.
