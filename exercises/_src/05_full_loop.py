@@ -75,7 +75,11 @@ check.q1(verify_real)
 loop = save_loop(verify=verify_real) if check.q1.passed else load_loop()
 _, log = loop.train(pick(1, 15), problems=pick(8, 200))
 print("greedy, strict:", " → ".join(f"{row['accuracy']:.0%}" for row in log if row["accuracy"] is not None))
-print("reward:", " → ".join(f"{row['reward']:.0%}" for row in log[::5]))
+
+# %% [markdown] tags=["solution"]
+# It rises all the same. {{ 100 * load_curve("lesson05_healthy")["results"][0]["evals"][0]["formatted"]:.0f }}% of this
+# model's greedy answers end in `####` from the start, so the lenient reading pays for hardly anything else. For a model
+# that writes `\boxed{}` it's the difference between a signal and none.
 
 # %% [markdown]
 # ## q2 · How kind may a verifier be?

@@ -97,17 +97,15 @@ STEPS = pick(2, 4)
 (mine, ours), (packages, theirs, _) = loop.train(STEPS, problems=8), with_package(STEPS)
 for step, (a, b) in enumerate(zip(ours, theirs, strict=False), 1):
     print(f"step {step}: reward {a['reward']:.4f} and {b['reward']:.4f}")
-start_weights = load_policy("embedded").model.parameters()
-trios = zip(start_weights, mine.model.parameters(), packages.model.parameters(), strict=True)
-trios = [(before.detach(), a.detach(), b.detach()) for before, a, b in trios]
-moved = sum((a - before).abs().sum().item() for before, a, _ in trios)
-apart = sum((a - b).abs().sum().item() for _, a, b in trios)
-print(f"{STEPS} steps moved the weights by {moved:.3f} in all; yours and the package's are {apart / moved:.2%} apart")
+weights = [torch.nn.utils.parameters_to_vector(p.model.parameters()).detach() for p in (mine, packages)]
+before = torch.nn.utils.parameters_to_vector(load_policy("embedded").model.parameters()).detach()
+moved, apart = (weights[0] - before).norm().item(), (weights[0] - weights[1]).norm().item()
+print(f"{STEPS} steps moved the weights by {moved:.2g}; yours and the package's are {apart / moved:.1%} of that apart")
 
 # %% [markdown]
-# {{ assert apart < 0.05 * moved and [row["reward"] for row in ours[:STEPS]] == [m["reward"] for m in theirs] }} The
-# same rewards, and the same weights but for rounding. So `train_step` does what your loop does. Here's its body, with
-# your file's names on the left. **Look for** the lines without a name.
+# The same rewards, and the same weights but for rounding. {{ assert apart < 0.05 * moved and [row["reward"] for row in
+# ours[:STEPS]] == [m["reward"] for m in theirs] }} So `train_step` does what your loop does. Here's its body, with your
+# file's names on the left. **Look for** the lines without a name.
 
 # %% tags=["hide-input"]
 # @title The source of `train_step`
@@ -263,6 +261,7 @@ for ax in axes:
 fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, title="paid for")
 plt.show()
 reached, with_gold = greedy_points(mended)[1][-1], greedy_points(gold)[1][-1]
+silent = [100 * sum(m["groups_without_signal"] for m in log[:10]) / len(log[:10]) for log in (mended, gold)]
 early, late = (100 * sum(m["reward"] - m["accuracy"] for m in part) / 5 for part in (mended[:5], mended[-5:]))
 fooled = {a.text: a for a in sound_answers if sound_and_used([a], None)[0] and not a.strict}
 for answer in list(fooled.values())[:2]:
@@ -270,11 +269,13 @@ for answer in list(fooled.values())[:2]:
 
 # %% [markdown]
 # {{ reached:.1f }}% without a single gold answer; with gold answers it's {{ with_gold:.1f }}%. {{ assert start + 20 <
-# reached }} Sound work needn't be right: the green line on the left is work that's sound, paid, and answers the wrong
-# question. The verifier does its job because soundness and truth go together **in what this policy writes**, and
-# nothing keeps it that way. In the first five steps at least {{ early:.0f }}% of the samples were paid and wrong
-# (reward minus accuracy), in the last five {{ late:.0f }}%. {{ assert late > early }} That's how the next hole
-# announces itself, and only a judge other than the reward shows it.
+# reached }} The green line even leads at first, since more samples earn: in the first ten steps {{ silent[0]:.0f }}% of
+# the groups have no signal, against {{ silent[1]:.0f }}%. {{ assert silent[0] < silent[1] }}
+#
+# But sound work needn't be right. On the left, green is work that's sound, paid, and answers the wrong question. The
+# verifier does its job because soundness and truth go together **in what this policy writes**, and nothing keeps it
+# that way. On average {{ early:.0f }}% of the samples were paid and wrong in the first five steps, and {{ late:.0f }}%
+# in the last five. {{ assert late > early }} That's how the next hole announces itself, and only a second judge shows it.
 #
 # The hole is closed now. Must you throw the spoiled policy away? Train it further, paid by the fixed verifier:
 
@@ -290,8 +291,7 @@ print(
 # %% [markdown]
 # In its first step {{ 100 * again[0]["reward"]:.0f }}% of the samples earn anything, and that's enough: after {{ RUN -
 # 1 }} steps it's at {{ back[1][-1]:.1f }}%, where the fresh start was at {{ reached:.1f }}%. Training amplifies what is
-# still in the samples. With no working left in them, nothing would have brought it back, so return to a checkpoint from
-# before the damage if you have one.
+# still in the samples. With no working left in them, nothing would have brought it back.
 #
 # ## 3 · Reading a run
 #
@@ -461,12 +461,14 @@ assert found["both the same"].abs().max() < 1e-3 and found["top-k 5 in both"].ab
 # the clip range. {{ assert 100 * ((found["engine in bfloat16"].exp() - 1).abs() > 0.2).float().mean() < 0.5 }} That's
 # what to expect on a GPU where engine and training are two programs. (Lesson 11 makes the gap vanish.)
 #
-# Top-k is another matter. It throws the tail away and gives its mass to the tokens that stay, so the engine's log-prob
-# is too high by $-\log(\text{mass kept})$ and the gap is **never above 0**, but for rounding. {{ assert found["top-k 5
-# in sampling alone"].max() < 1e-3 }} In a loop that uses the engine's log-probs as `old`, ratios begin below 1. To the
-# clip that looks like a policy that has already moved, and below $1 - \varepsilon$ it stops making wrong answers less
-# likely. (`rlcourse` uses the trainer's own, so this can't happen.) And in any loop the gradient is biased, since the
-# answers don't come from the distribution that it differentiates.
+# Top-k is another matter. It throws the tail away and gives its mass to the tokens that stay. So the engine's log-prob
+# is too high by $-\log(\text{mass kept})$, and the gap is **never above 0**, but for rounding. {{ assert found["top-k 5
+# in sampling alone"].max() < 1e-3 }} That does two kinds of damage:
+#
+# - **The clip is fooled**, in a loop that uses these log-probs as `old`. Ratios begin below 1, as if the policy had
+#   already moved, and below $1 - \varepsilon$ the clip stops making wrong answers less likely. `rlcourse` lets the
+#   trainer compute `old`, so it's safe from this one.
+# - **The gradient is biased**, in any loop: the answers don't come from the distribution that it differentiates.
 #
 # The remedy is one distribution for both, as in the fourth row. Where two programs can't be made to agree,
 # `sampler_correction` weights the loss by the ratio between them. Look at `mismatch_mean` first whenever you change
@@ -522,7 +524,7 @@ for ax, (name, record) in zip(axes, real.items(), strict=True):
     rewards = 100 * torch.tensor([seed["rewards"] for seed in record["results"]])  # [seeds, steps]
     width = max(1, rewards.shape[1] // 30)
     near = rewards.unfold(1, width, 1).mean(2)  # of so many steps
-    x = [first + (width - 1) / 2 for first in range(near.shape[1])]
+    x = [first + (width + 1) / 2 for first in range(near.shape[1])]  # the first step is number 1
     ax.fill_between(x, near.amin(0), near.amax(0), color=ORANGE, alpha=0.25, linewidth=0)
     ax.plot(x, near.mean(0), color=ORANGE, label="100 × reward of the samples")
     rows = [row for row in judged if row["variant"] == VARIANTS[name] and row["split"] == "validation"]
@@ -571,9 +573,9 @@ for name, answer in shown.items():
 # %% [markdown]
 # **No examples: it earns nothing.** Every reward of all {{ real["no examples"]["setup"]["steps"] }} steps is 0. {{
 # assert not any(real["no examples"]["results"][0]["rewards"]) }} Read leniently, {{ 100 * test_of("no examples",
-# "accuracy_lenient", False)[0]:.1f }}% of its answers are right, and so is the one above. {{ assert "boxed{" +
+# "accuracy_lenient", False)[0]:.1f }}% of its test answers are right, and so is the one above. {{ assert "boxed{" +
 # shown["no examples"]["gold"] + "}" in shown["no examples"]["text"] }} But it never writes `####`, so every group is
-# unanimous, and the gradient is 0. Nothing crashes. RL amplifies what the model already does occasionally, and here
+# unanimous, and the gradient is 0. RL amplifies what the model already does occasionally, and here
 # there's nothing to amplify.
 #
 # **Format bonus: it collapses.** The reward reaches {{ formed[quickly - 1]:.2f }} at step {{ quickly }}: nearly every
@@ -587,9 +589,8 @@ for name, answer in shown.items():
 #
 # **Two examples: it learns.** The examples show the form, so {{ 100 * test_of("two examples", "accuracy", False)[0]:.1f
 # }}% of the greedy answers are right from the start, and some samples earn something. Three seeds end at {{ 100 *
-# learned[0]:.1f }} to {{ 100 * learned[-1]:.1f }}%, each in {{ seconds / 60:.1f }} minutes or less, with start-up and
-# evaluations. {{ assert seconds
-# < 240 and len(learned) == 3 }} Strict and lenient rise together, and few answers are still cut off. (The
+# learned[0]:.1f }} to {{ 100 * learned[-1]:.1f }}%, each within {{ seconds / 60:.1f }} minutes. {{ assert seconds < 240 and
+# len(learned) == 3 }} Strict and lenient rise together, and few answers are still cut off. (The
 # transcript shows a right answer; more than half are still wrong.) {{ assert max(learned) < 0.5 }}
 #
 # The algorithm didn't make the difference. What the first samples could earn did. Before a long run, look at twenty
@@ -626,7 +627,7 @@ noise_bet.result(round(needed, 1))
 
 # %% [markdown]
 # Now look at what others report for a sibling of that model, Qwen2.5-0.5B-Instruct. **Look for** pairs that are further
-# apart than the red bar is long. (Black and blue bars may overlap a little and still differ by more than chance.)
+# apart than the bar marked *chance*. (Black and blue bars may overlap a little and still differ by more than chance.)
 
 # %% tags=["hide-input"]
 # @title Figure: published results with their error bars
