@@ -64,7 +64,7 @@ task = loop.task
 # Both divisions look like harmless scaling. Are they? Here is the race: the course's small model, {{
 # lesson04.SLOW["steps"] }} steps at a quarter of the usual learning rate, so that we can watch; up to {{
 # lesson04.SLOW["max_new_tokens"] }} tokens per answer; {{ len(load_curve("lesson04_slow_grpo")["results"]) }} seeds
-# each. Only the two divisions differ. Bet on the means over seeds, at step 10 and at the end.
+# each. Only the two divisions differ. Bet on the means over seeds.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -197,8 +197,8 @@ display(Markdown("\n".join(table)))
 # The mean over a batch of two answers keeps {{ 100 * kept[2][2]:.0f }} to {{ 100 * kept[2][0]:.0f }}% of GRPO's bias,
 # the mean over 128 next to nothing. {{ assert kept[128][0] < 0.02 }} A constant has none. Now let the coin learn, once
 # with answers that are all wrong and once with answers that are all right, 16 per step. They start at ten tokens on
-# average, and the limit is 80. (Dr. GRPO's constant is 10 here and not the limit, so that its steps are at first about
-# as large as those of `token_mean`.) **Look for** which lines drift and which stay put.
+# average, and the limit is 80. (Dr. GRPO's constant is 10 here, so that its steps start about as large as
+# `token_mean`'s.) **Look for** which lines drift and which stay put.
 
 # %% tags=["hide-input"]
 # @title Figure: the coin learns
@@ -315,7 +315,8 @@ live = {"GRPO": run(normalized, changes.grpo, STEPS), "Dr. GRPO": run(centered, 
 # The figure shows your two runs as black marks, over recorded ones of {{ SETTINGS["steps"] }} steps with {{
 # len(load_curve("lesson04_isolated_grpo")["results"]) }} seeds each. On the right is the control. If what an opening
 # earns is what matters, then swapping the rewards must reverse the effect. And if each answer's reward is drawn at
-# random (orange), GRPO must leave the length alone.
+# random (orange), GRPO must leave the length alone. (Yours start at {{ start:.0f }} tokens, the records at {{
+# load_curve("lesson04_isolated_grpo")["results"][0]["evals"][0]["filler"]:.0f }}: the same policy, other samples.)
 
 # %% tags=["hide-input"]
 # @title Figure: answers whose fate is sealed
@@ -369,11 +370,12 @@ for name, (trained, _) in live.items():
         print("  ", repr(text))
 
 # %% [markdown]
-# **When is it fair, then?** Section 2 has the answer: GRPO climbs $\mathbb{E}[A / |y|]$. If the advantage is 0 on
-# average whatever has been written so far, $\mathbb{E}[A \mid s_t] = 0$ in every state up to the last token, then
-# $\mathbb{E}[A/|y|]$ is 0 for every policy and there is nothing to climb. That's the orange line on the right. The bias
-# acts in states that do better or worse than average: an opening beyond saving, a derailed line of thought, a problem
-# that is nearly solved.
+# More words, no more thought: under GRPO it stammers and piles up sums, false ones too, before it gets to `####`.
+#
+# **When is GRPO fair, then?** When the reward has nothing to do with the text. Then $\mathbb{E}[A \mid y] = 0$ for every
+# answer $y$, so $\mathbb{E}[A / |y|]$ is 0 for every policy, and there's nothing to climb: the orange line. The bias acts
+# in states that do better or worse than average: an opening beyond saving, a derailed line of thought, a problem that's
+# nearly solved.
 #
 # ## 5 · Why it led, and why it lost
 #
@@ -417,20 +419,21 @@ for name, seeds in kinds.items():
 axes[0].set(title="greedy answers that guess", ylabel="%", xlabel="training step", ylim=(0, 70))
 axes[1].set(title="samples that are garbage", ylabel="%", xlabel="training step", ylim=(0, 70))
 axes[2].set(title="length of wrong samples", ylabel="tokens", xlabel="training step", ylim=(0, 60))
-axes[0].legend(title="mean of seeds, band: range", loc="lower left")
+axes[0].legend(title="mean of 3 seeds, band: range", loc="lower left")
+axes[2].legend(handles=[], title="5 seeds", loc="lower right")
 plt.show()
 
 # %% [markdown]
-# Both get rid of guesses, GRPO faster. It splits an answer's fine among its tokens, and a guess has few. At step 15, {{
-# greedy_guesses["grpo"][:, 3].mean():.0f }}% of GRPO's greedy answers guess, and {{ greedy_guesses["dr_grpo"][:,
-# 3].mean():.0f }}% of Dr. GRPO's. {{ assert greedy_guesses["grpo"][:, 3].max() < greedy_guesses["dr_grpo"][:, 3].min()
+# Both get rid of guesses, and GRPO is faster: it splits an answer's fine among its tokens, and a guess has few. At step
+# 15, {{ greedy_guesses["grpo"][:, 3].mean():.0f }}% of its greedy answers are guesses, against {{
+# greedy_guesses["dr_grpo"][:, 3].mean():.0f }}% under Dr. GRPO. {{ assert greedy_guesses["grpo"][:, 3].max() < greedy_guesses["dr_grpo"][:, 3].min()
 # and all(g[:,
 # -1].max() < g[:, 0].min() for g in greedy_guesses.values()) }} At first, working takes their place: at step 10, {{
 # worked["grpo"][:, 2].mean():.1f }}% of GRPO's greedy answers show it and end in `####`, against {{
 # worked["dr_grpo"][:, 2].mean():.1f }}%. {{ assert worked["grpo"][:, 2].min() > worked["dr_grpo"][:, 2].max() }} **That
-# is the lead.** By step 30 it's gone. Working is about as frequent under both. In place of its guesses
-# GRPO has answers that are garbage or end in words, and earn as little: {{ faulty["grpo"][:, -1].mean():.0f }}% of its
-# greedy answers, against {{ faulty["dr_grpo"][:, -1].mean():.0f }}%. {{ assert abs(worked["grpo"][:, -1].mean()
+# is the lead.** By step 30 it's gone: both show working equally often, and what GRPO has in place of guesses earns no
+# more. {{ faulty["grpo"][:, -1].mean():.0f }}% of its greedy answers are garbage or end in words, against {{
+# faulty["dr_grpo"][:, -1].mean():.0f }}%. {{ assert abs(worked["grpo"][:, -1].mean()
 # - worked["dr_grpo"][:, -1].mean()) < 1 and faulty["grpo"][:, -1].min() > 3 * faulty["dr_grpo"][:, -1].max() }}
 #
 # The garbage in the samples goes the same way. Dr. GRPO fines every token alike, and most tokens of wrong answers are
@@ -438,7 +441,7 @@ plt.show()
 # frequent**, and longer. {{ assert garbage["dr_grpo"][:,
 # -1].max() < garbage["grpo"][:, -1].min() and garbage["dr_grpo"][:, -1].mean() < garbage["dr_grpo"][:, 0].mean() and
 # garbage["grpo"][:, -1].mean() > garbage["grpo"][:, 0].mean() and garbage_length["grpo"][:, -1].min() >
-# garbage_length["grpo"][:, 0].max() + 5 }} It hardly ever earns anything, so between steps 30 and 60 of the race {{
+# garbage_length["grpo"][:, 0].max() + 5 }} Garbage hardly ever earns anything, so between steps 30 and 60 of the race {{
 # right_share["grpo"]:.0f }}% of GRPO's samples are right, and {{ right_share["dr_grpo"]:.0f }}% of Dr. GRPO's. {{
 # assert right_share["dr_grpo"] > right_share["grpo"] + 2 and wrong["dr_grpo"].mean(0).max() <
 # wrong["grpo"].mean(0).max() - 8 }} That comes from the length alone: with the deviation or without, every seed that
@@ -450,7 +453,7 @@ plt.show()
 #
 # So the bias does more than cost a point or two at the end: it decides which faults vanish and which grow. On this task
 # an answer needs some thirty tokens; with thousands, the bias has more room. There, Liu et al. report what you saw on
-# the coin: wrong answers keep growing long after the reward has stopped rising. Dr. GRPO puts an end to that, at about
+# the coin: wrong answers keep growing long after the reward has stopped rising. Dr. GRPO stops that growth, at about
 # the same accuracy. A growing length alone is no evidence of deeper reasoning.
 #
 # ## 6 · The other division: which problems count
@@ -473,12 +476,11 @@ weight_bet = bet(
 )
 
 # %% [markdown]
-# With $k$ right answers, drawn from a binomial distribution, the mean of GRPO's gradient is $c(p)\, \nabla p$ with
+# If $k$ of the $G$ answers are right, a right one has the advantage $(1 - k/G) / s$ and a wrong one $-(k/G) / s$, with
+# the deviation $s = \sqrt{k(G-k) / (G(G-1))}$. Their scores are $\nabla p / p$ and $-\nabla p / (1-p)$ on average. Add up
+# the group, average over $k$ (a binomial distribution), and GRPO's gradient is $c(p)\, \nabla p$ with
 #
-# $$c(p) = \frac{\mathbb{E}\big[\sqrt{k(G-k)}\,\big] \sqrt{G(G-1)}}{G^2\, p(1-p)},$$
-#
-# since a right answer's score is $\nabla p / p$ on average, a wrong one's $-\nabla p / (1-p)$, and a group that is all
-# right or all wrong adds nothing.
+# $$c(p) = \frac{\mathbb{E}\big[\sqrt{k(G-k)}\,\big] \sqrt{G(G-1)}}{G^2\, p(1-p)}.$$
 
 # %% tags=["hide-input"]
 # @title Explorer: the weight of a prompt
@@ -533,8 +535,8 @@ print(f"no gradient at all: {(success == 0).sum()} of {len(problems)} never solv
 # %% [markdown]
 # This model finds most problems hard: the share of the hard end grows by {{ share["GRPO"][0] - share["Dr. GRPO"][0]:.0f
 # }} points, and there's hardly an easy end. {{ assert share["GRPO"][0] > share["Dr. GRPO"][0] + 5 and share["GRPO"][1]
-# < 10 }} In training, five seeds show no difference. With the deviation and without it, the ranges of test accuracy
-# overlap at every level of difficulty, whether the loss divides by the length or not, and at either learning rate. {{
+# < 10 }} Does it show in training? Not in five seeds: with and without the deviation, the ranges of test accuracy overlap
+# at each of the task's four levels of difficulty, in our race and at the usual learning rate. {{
 # assert all(max(map(min, pair)) <= min(map(max, pair)) for kind in ("default", "slow") for names in (("grpo",
 # "no_std"), ("no_length", "dr_grpo")) for level in (1, 2, 3, 4) for pair in [[[seed["test"][f"accuracy_level_{level}"]
 # for seed in load_curve(f"lesson04_{kind}_{name}")["results"]] for name in names]]) }} Expect a difference with large
@@ -561,8 +563,7 @@ print(f"constant:   whole batch {sums.sum() / (2 * 80):.4f}, mean of two micro-b
 #
 # ## 8 · The family
 #
-# Every algorithm of the package is a set of switches of one trainer. The table is made from
-# `rlcourse.config.ALGORITHMS`; everything else stays at its default.
+# Every algorithm of the package is a set of switches of one trainer, from `rlcourse.config.ALGORITHMS`:
 
 # %% tags=["hide-input"]
 # @title Table: nine algorithms
@@ -618,13 +619,13 @@ for name in ("rloo", "dr_grpo", "grpo", "gspo", "dapo", "cispo"):
     pushes[name] = torch.autograd.grad(total, log_pi)[0].flatten()
 for a, b in (("rloo", "dr_grpo"), ("grpo", "gspo"), ("dapo", "cispo"), ("grpo", "dapo"), ("grpo", "dr_grpo")):
     cosine = torch.cosine_similarity(pushes[a], pushes[b], dim=0)
-    print(f"{a:5} and {b:8} cosine {cosine:.4f}, size {pushes[a].norm() / pushes[b].norm():.4f} to 1")
+    print(f"{a:5} and {b:8} cosine {cosine:.3f}, size {pushes[a].norm() / pushes[b].norm():.2f} to 1")
 
 # %% [markdown]
 # The first three pairs have the same gradient, up to RLOO's factor $G/(G-1) = 8/7$; DAPO still chooses its rows
 # differently. {{ assert all(torch.allclose(pushes[a] * f, pushes[b], atol=1e-7) for a, b, f in (("rloo", "dr_grpo", 7 /
 # 8), ("grpo", "gspo", 1), ("dapo", "cispo", 1))) }} At the first update, all that tells these six apart is a deviation
-# and a divisor. And Dr. GRPO is this package's default not because of a better curve on an easy task, but because, with
+# and a divisor. (The last line's factor is scale, which AdamW divides out.) And Dr. GRPO is this package's default not because of a better curve on an easy task, but because, with
 # two divisions deleted, it follows the gradient of the expected reward.
 #
 # ## Check yourself
