@@ -82,7 +82,7 @@ def draw_ladder(rungs: list[dict]) -> None:
     for place, (row, color) in enumerate(zip(rungs, (BLUE, SKY, ORANGE, PURPLE, VERMILION, GREEN), strict=False)):
         ax.plot(row["ms_per_step"], place, color=color, marker="o", markersize=9)
         each = row["launches_a_step"]
-        launches = f"{each:,.{0 if each > 10 else 1}f} launches" if each >= 1 else f"a launch in {1 / each:.0f} steps"
+        launches = f"{each:,.{0 if each > 10 else 1}f} launches" if each >= 1 else f"1 launch per {1 / each:.0f} steps"
         words = f"{row['ms_per_step']:.2f} ms: {row['kernels_a_step']:,.0f} kernels, {launches}"
         ax.text(1.2 * row["ms_per_step"], place, words, va="center", fontsize=9)
     ax.axvline(floor_ms, color=BLACK, linestyle=":", label=f"byte floor, {floor_ms:.2f} ms")
@@ -92,6 +92,7 @@ def draw_ladder(rungs: list[dict]) -> None:
         xscale="log", xlim=(0.2, 2000), xlabel="ms per step", title=f"A decode step of 16 rows, {provenance(record)}"
     )
     ax.set_xticks([0.3, 1, 3, 10, 30, 100], [0.3, 1, 3, 10, 30, 100])
+    ax.minorticks_off()
     ax.grid(axis="x")
     ax.legend(loc="lower right")
     plt.show()
@@ -119,8 +120,8 @@ top_bet = bet(
 )
 
 # %% [markdown]
-# Section 5 has the answer. What's live runs on the CPU with the model that ships: the first two rungs, and our own step
-# without its graph.
+# Section 5 has the answer. This notebook itself runs on your CPU with the embedded model: the first two rungs, and our
+# own step without its graph.
 #
 # ## 2 · Keys and values
 #
@@ -558,9 +559,10 @@ of_layer = of_step[1 : 1 + (len(of_step) - 3) // shape.layers]
 #
 # ## 5 · A step of our own
 #
-# The compiled step still has {{ fused["launches_a_step"]:.0f }} launches and takes {{ fused["ms_per_step"] /
-# floor_ms:.0f }} times the byte floor. The compiler makes better kernels out of the step it's given. We can write
-# **another step** with the same result: `rlcourse/rollout/decoder.py`, in plain PyTorch. Four things differ.
+# The compiled step takes {{ fused["ms_per_step"] / floor_ms:.0f }} times the byte floor. Why {{
+# fused["launches_a_step"]:.0f }} launches, if it's one graph? Because `generate` prepares its inputs, draws the token
+# and looks for the end outside it. We can write **another step** with the same result: `rlcourse/rollout/decoder.py`, in
+# plain PyTorch. Four things differ.
 #
 # **One product instead of three.** Queries, keys and values are three products of the same input. Stacked into one
 # matrix they're one, and so are the MLP's gate and up.
@@ -597,10 +599,10 @@ print(f"{heads} heads on {kv_heads}: repeated {repeat_us:,.0f} µs, folded {fold
 # Repeating takes {{ repeat_us / fold_us:.1f }} times as long, with {{ heads // kv_heads }} heads to a key-value head:
 # the repeated cache has to be written, and then there is more of it to read. {{ assert repeat_us > 1.3 * fold_us }}
 #
-# **The token is drawn inside the step.** `generate` draws it after the model has run, outside what is compiled. Made of
-# tensor operations, the draw can be recorded with the rest. One way is *inversion*: put the probabilities side by side
-# on a line from 0 to 1, draw a number $u$ on that line, and see which piece it falls into. The package finds the tile
-# first and then the token; in the exercises you'll fix such a draw.
+# **The token is drawn inside the step.** Made of tensor operations, the draw can be recorded with the rest. One way is
+# *inversion*: put the probabilities side by side on a line from 0 to 1, draw a number $u$ on that line, and see which
+# piece it falls into. The package cuts the vocabulary into *tiles*, and finds the tile first and then the token. In the
+# exercises you'll fix such a draw.
 
 # %% tags=["hide-input"]
 # @title Figure: a draw by inversion
@@ -645,9 +647,9 @@ kernels_bet.result(ROUGHLY[0 if share > 1.1 else 1 if share > 0.9 else 2 if shar
 top_bet.result(round(top["ms_per_step"], 2))
 draw_ladder(rungs)
 SETTINGS = {  # of vLLM: how it ran
-    "vllm": "the V1 model runner, in the process that measures (by default vLLM has a process of its own)",
-    "vllm-v2": "the V2 model runner, in the process that measures (by default vLLM has a process of its own)",
-    "vllm-v2-process": "the V2 model runner, in a process of its own, which is the default",
+    "vllm": "the V1 model runner in our process",
+    "vllm-v2": "the V2 model runner in our process",
+    "vllm-v2-process": "the V2 model runner in its own process (the default)",
 }
 
 
@@ -661,8 +663,9 @@ ahead = [RUNGS[f"{OURS}-again", n]["tokens_per_s"] / row["tokens_per_s"] for n, 
 trl = {row["variant"]: row for row in load_record("step", "NVIDIA H200")["results"] if row["rows"] == 64}
 
 # %% [markdown]
-# Our plain step runs more kernels in {{ 100 * share:.0f }}% of the time: in one graph, the GPU has nothing to wait for.
-# {{ assert share < 0.9 }} With launches out of the way, what's left is kernels: {{ top["kernels_a_step"]:.0f }} of them
+# Our plain step runs more kernels in {{ 100 * share:.0f }}% of the time. In one graph there's nothing to wait for: the
+# GPU is busy for {{ 100 * own["busy"]:.0f }}% of our step, and for {{ 100 * fused["busy"]:.0f }}% of `generate`'s.
+# {{ assert share < 0.9 and own["busy"] > 2 * fused["busy"] }} With launches out of the way, what's left is kernels: {{ top["kernels_a_step"]:.0f }} of them
 # instead of {{ own["kernels_a_step"]:.0f }} make the step {{ own["ms_per_step"] / top["ms_per_step"]:.1f }} times as
 # fast. {{ assert top["ms_per_step"] < own_compiled["ms_per_step"] < own["ms_per_step"] }} It's {{ bottom["ms_per_step"]
 # / top["ms_per_step"]:.0f }} times as fast as plain `generate`, and takes {{ top["ms_per_step"] / floor_ms:.1f }} times
@@ -672,9 +675,9 @@ trl = {row["variant"]: row for row in load_record("step", "NVIDIA H200")["result
 # Is that good? vLLM, which most people would use, decoded the same prompts, and our last rung again beside it. Over 16,
 # 64 and 256 rows ours makes {{ min(ahead):.1f }} to {{ max(ahead):.1f }} times as many tokens per second. {{ assert
 # min(ahead) > 1 }} vLLM knows hundreds of architectures and serves users who come and go; ours knows three, and all its
-# rows are there at once.<br><small>vLLM {{ record["versions"]["vllm"] }} ran as a library, compiled, with CUDA graphs.
-# Its fastest measured setting for each number of rows: {{ ", or ".join(dict.fromkeys(SETTINGS[row["variant"]] for row
-# in vllm.values())) }}. Lessons 10 and 11 use other runs, so their factors differ.</small>
+# rows are there at once.<br><small>vLLM {{ record["versions"]["vllm"] }} ran as a library, compiled, with CUDA graphs,
+# in its fastest setting for each number of rows: {{ " or ".join(dict.fromkeys(SETTINGS[row["variant"]] for row in
+# vllm.values())) }}. Lessons 10 and 11 use other runs, so their factors differ.</small>
 #
 # None of this is worth anything if the answers differ. Here are the rungs that run on a CPU, and their times: **look
 # for** what beats the dynamic cache.
@@ -730,9 +733,8 @@ plt.show()
 
 # %% [markdown]
 # Here our step is {{ live["dynamic cache"] / live["our step"]:.1f }} times as fast as the dynamic cache, even without a
-# recording. {{ assert live["our step"] < live["dynamic cache"] < live["no cache"] }} The static cache takes {{
-# live["static cache"] / live["dynamic cache"]:.1f }} times as long as the dynamic one: it's sized for these answers, so
-# few slots are empty. {{ assert live["static cache"] < 1.4 * live["dynamic cache"] }}
+# recording. {{ assert live["our step"] < live["dynamic cache"] < live["no cache"] }} The static cache costs
+# next to nothing: it's sized for these answers, so few slots are empty. {{ assert live["static cache"] < 1.25 * live["dynamic cache"] }}
 #
 # ## 6 · More rows
 #
@@ -767,11 +769,10 @@ rising, floor_rising = (RUNGS[OURS, 256][what] / RUNGS[OURS, 16][what] for what 
 # %% [markdown]
 # With 16 times as many rows the last rung takes {{ rising:.1f }} times as long, since $N$ rows read $N$ caches. But its
 # floor grows only {{ floor_rising:.1f }} times. {{ assert floor_rising < rising < 16 }} The floor leaves out the
-# operations, which grow with the rows, and the start and end of each kernel.
+# arithmetic, which grows with the rows, and the start and end of each kernel.
 #
-# **Explore** what binds a step of Qwen2.5-0.5B with 256 tokens per row: the host's launches, bytes, or operations. Try
-# 1,200 launches, then 1. At 256 rows, how far are the operations below the bytes? From how many rows on is the step
-# compute-bound?
+# **Explore** what binds a step of Qwen2.5-0.5B with 256 tokens per row: the host, memory, or compute. Try 1,200
+# launches, then 1. At 256 rows, how far is compute below memory? From how many rows on is the step compute-bound?
 
 # %% tags=["hide-input"]
 # @title Explorer: what binds a step
@@ -784,8 +785,8 @@ def draw_step(ax, rows: int, launches: int, host_us: float, gb_per_s: int, tflop
     works = {n: decode_step(qwen, n, 256) for n in axis}
     lines = {
         "host: launches × time": ([launches * host_us / 1e3] * len(axis), VERMILION, "--"),
-        "bytes": ([1e-6 * works[n].total_bytes / gb_per_s for n in axis], BLUE, "-."),
-        "operations": ([1e-9 * works[n].total_flops / tflops for n in axis], ORANGE, ":"),
+        "memory: bytes": ([1e-6 * works[n].total_bytes / gb_per_s for n in axis], BLUE, "-."),
+        "compute: FLOP": ([1e-9 * works[n].total_flops / tflops for n in axis], ORANGE, ":"),
     }
     at = axis.index(rows)
     now = {label: values[at] for label, (values, _, _) in lines.items()}
@@ -795,7 +796,7 @@ def draw_step(ax, rows: int, launches: int, host_us: float, gb_per_s: int, tflop
     longest = [max(values[i] for values, _, _ in lines.values()) for i in range(len(axis))]
     ax.plot(axis, longest, color=BLACK, linewidth=4, alpha=0.25, label="the longest: the step")
     ax.plot(rows, now[bound], marker="o", markersize=9, color=BLACK)
-    found = f"bound by {bound.split(':')[0]}: {now[bound]:.2f} ms, {1e3 * rows / now[bound]:,.0f} tokens/s"
+    found = f"{bound.split(':')[0]}-bound: {now[bound]:.2f} ms, {1e3 * rows / now[bound]:,.0f} tokens/s"
     ax.set_title(f"{rows} rows, {launches} launch{'es' * (launches > 1)} of {host_us:g} µs\n{found}")
     ax.set(yscale="log", xlabel="rows", ylabel="ms per step", ylim=(0.005, 600))
     ax.set_xscale("log", base=2)
@@ -819,7 +820,7 @@ explorer(draw_step, static=[story | machine for story in stories], **controls)
 # - **refill**: more answers wait than there are slots, and a free slot takes the next one (*continuous batching*, Yu et
 #   al. 2022).
 #
-# **Look for** how wide the three are in the figure.
+# **Look for** how many steps each takes.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -869,8 +870,8 @@ plt.show()
 # On a host-bound step, which fewer rows don't shorten, that saves nothing. Only *refill* makes fewer steps. It still
 # loses the tail, when nothing is left to refill with.
 #
-# On the GPU, `generate` waits; vLLM and our engine refill. **Look for** how much of its speed each keeps when lengths
-# differ.
+# On the GPU, `generate` waits; vLLM (measured at 64 rows) and our engine refill. **Look for** how much of its speed each
+# keeps when lengths differ.
 
 # %% tags=["hide-input"]
 # @title Table: skewed lengths on the GPU
