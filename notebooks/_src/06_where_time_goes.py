@@ -33,6 +33,7 @@ import json
 import statistics
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -350,10 +351,10 @@ print({key: operators[100][key] for key in ("name", "ph", "cat", "ts", "dur")})
 
 # %% [markdown]
 # Start `ts` and duration `dur` are in microseconds. Events of one thread are nested like the calls they come from.
-# **Look for** the pattern that repeats with each layer, and for the white gaps, when Python is at work.
+# **Look for** the pattern that repeats with each layer, and for the many gray calls between the products.
 
 # %% tags=["hide-input"]
-# @title Figure: a piece of a decode step
+# @title Figure: one decode step
 
 
 def depths(events: list[dict]) -> list[int]:
@@ -369,9 +370,11 @@ def depths(events: list[dict]) -> list[int]:
 
 main = max({event["tid"] for event in operators}, key=lambda tid: sum(e["tid"] == tid for e in operators))
 events = [event for event in operators if event["tid"] == main]
-begin = events[-min(600, len(events))]["ts"]
-LEVELS = 4  # what is deeper makes room for results, and is too short to see
-window = [(e, d) for e, d in zip(events, depths(events), strict=True) if begin <= e["ts"] < begin + 1200 and d < LEVELS]
+nested = list(zip(events, depths(events), strict=True))
+draws = [event["ts"] for event, depth in nested if depth == 0 and event["name"] == "aten::argmax"]  # one ends each step
+begin, end = min(pairwise(draws), key=lambda step: step[1] - step[0])
+LEVELS = 3  # what is deeper makes room for results, and is too short to see
+window = [(event, depth) for event, depth in nested if begin <= event["ts"] < end and depth < LEVELS]
 families = {"linear": BLUE, "matmul": SKY, "rms_norm": GREEN, "softmax": ORANGE, "index": PURPLE}
 fig, ax = plt.subplots(figsize=(11, 2.4))
 for event, depth in window:
@@ -379,7 +382,12 @@ for event, depth in window:
     ax.broken_barh([(event["ts"] - begin, event["dur"])], (-depth, 0.86), color=color)
 for name, color in (families | {"other": "#BBBBBB"}).items():
     ax.bar(0, 0, color=color, label=name)
-ax.set(xlim=(0, 1200), xlabel="µs", ylabel="depth", title="A piece of a decode step: its operators, by depth")
+norms = [event["ts"] - begin for event, depth in window if depth == 0 and "rms_norm" in event["name"]]
+for number, start in enumerate(norms[::2], 1):  # a layer has two
+    ax.axvline(start, color=BLACK, linestyle=":", linewidth=1)
+    ax.text(start, 1, f" layer {number}" if 2 * number < len(norms) else " logits", va="bottom", fontsize=9)
+ax.set(xlim=(0, end - begin), xlabel="µs, from one draw of a token to the next", ylabel="depth")
+ax.set_title("One decode step: its operators, by depth", pad=18)
 ax.set_yticks([0.43 - d for d in range(LEVELS)], range(LEVELS))
 ax.legend(ncols=6, loc="upper center", bbox_to_anchor=(0.5, -0.28))
 plt.show()
@@ -493,7 +501,8 @@ display(Markdown("\n".join([*lines, "", provenance(traced)])))
 # In the upper trace each kernel comes when the host gets round to it, and for {{ 100 * gap["hf-static-breaks"]:.0f }}%
 # of the step none runs. In the lower one they're back to back, and none runs for {{ 100 * gap["graph"]:.0f }}%. {{
 # assert gap["hf-static-breaks"] > 0.8 and gap["graph"] < 0.2 }} A faster kernel makes one line thinner. It does nothing
-# about the white.<br><small>The profiler slows down the host; the table divides the step's time without it.</small>
+# about the white.<br><small>`nvjet…` are NVIDIA's matrix products; our `add_kernel` is one that also adds the residual.
+# Shares are of a step timed without the profiler.</small>
 #
 # Neither number says how fast the step **could** be. For that we need a yardstick that doesn't depend on any program.
 #
@@ -536,7 +545,7 @@ print(f"copy {machine.bytes_per_s / 1e9:.1f} GB/s, matrix products {machine.flop
 for rows in (1, 16, 128):
     work = decode_step(small, rows, 64, 4)
     of_bytes, of_flops = work.total_bytes / machine.bytes_per_s, work.total_flops / machine.flops_per_s
-    print(f"{rows:4} rows: bytes {1e6 * of_bytes:5.0f} µs, operations {1e6 * of_flops:5.0f} µs", end="; ")
+    print(f"{rows:4} rows: memory {1e6 * of_bytes:5.0f} µs, compute {1e6 * of_flops:5.0f} µs", end="; ")
     print(f"floor {1e6 * machine.floor_seconds(work):5.0f} µs")
 
 # %% [markdown]
@@ -569,13 +578,13 @@ plt.show()
 
 # %% [markdown]
 # At the model's size the rate is {{ cached.bytes_per_s / machine.bytes_per_s:.1f }} times that of main memory, so the
-# floor uses it. On a GPU there's no such doubt: a real model is far larger than the L2 cache.
+# floor uses it. (The smallest copies are slow because each is a call.) On a GPU there's no such doubt: a real model is
+# far larger than the L2 cache.
 #
 # ### Predict, then measure
 #
 # The floor is the prediction. The measurement is section 3's, for more row counts. **Look for** which of the other two
-# the blue line follows as rows are added. (A point far off the curve was probably measured while another program ran:
-# rerun the cell.)
+# the blue line follows as rows are added.
 
 # %%
 context = len(prompts[0]) + (FEW + MORE) / 2  # the mean over the steps that are left in the difference
@@ -586,10 +595,8 @@ measured = decode_s_of
 grid = [2**i for i in range(9)]
 works = [decode_step(small, rows, context, 4) for rows in grid]
 fig, ax = plt.subplots(figsize=(7, 3.6))
-ax.plot(grid, [1e3 * w.total_bytes / cached.bytes_per_s for w in works], color=GREEN, linestyle="-.", label="bytes")
-ax.plot(
-    grid, [1e3 * w.total_flops / cached.flops_per_s for w in works], color=ORANGE, linestyle="--", label="operations"
-)
+ax.plot(grid, [1e3 * w.total_bytes / cached.bytes_per_s for w in works], color=GREEN, linestyle="-.", label="memory")
+ax.plot(grid, [1e3 * w.total_flops / cached.flops_per_s for w in works], color=ORANGE, linestyle="--", label="compute")
 ax.plot(list(measured), [1e3 * s for s in measured.values()], color=BLUE, marker="o", label="measured")
 ax.set(xscale="log", yscale="log", xlabel="rows", ylabel="ms per step", title="The floor is the higher of the two")
 ax.set_xticks(grid, grid)
@@ -600,9 +607,9 @@ least, most = min(measured), max(measured)
 above = {rows: s / cached.floor_seconds(decode_step(small, rows, context, 4)) for rows, s in measured.items()}
 
 # %% [markdown]
-# With one row the step takes {{ above[least]:.0f }} times its floor: section 3's price of calling. With {{ most }} rows
-# the same calls do more work, and it takes {{ above[most]:.1f }} times its floor. {{ assert above[most] < above[least]
-# }} {{ most // least }} times as many rows take {{ measured[most] / measured[least]:.0f }} times as long.
+# On the left the blue line follows neither: with one row the step takes {{ above[least]:.0f }} times its floor, section
+# 3's price of calling. On the right the same calls do more work, and it bends towards compute: {{ most }} rows take {{
+# above[most]:.1f }} times their floor. {{ assert above[most] < above[least] }}
 #
 # **Explore** the bytes of a step on any machine. Where does the cache overtake the weights, and how far does a larger
 # model move that point?
