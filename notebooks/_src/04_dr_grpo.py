@@ -372,10 +372,10 @@ for name, (trained, _) in live.items():
 # %% [markdown]
 # More words, no more thought: under GRPO it stammers and piles up sums, false ones too, before it gets to `####`.
 #
-# **When is GRPO fair, then?** When the reward has nothing to do with the text. Then $\mathbb{E}[A \mid y] = 0$ for every
-# answer $y$, so $\mathbb{E}[A / |y|]$ is 0 for every policy, and there's nothing to climb: the orange line. The bias acts
-# in states that do better or worse than average: an opening beyond saving, a derailed line of thought, a problem that's
-# nearly solved.
+# **When is GRPO fair, then?** When the reward has nothing to do with the text. Then $\mathbb{E}[A \mid y] = 0$ for
+# every answer $y$, so $\mathbb{E}[A / |y|]$ is 0 for every policy, and there's nothing to climb: the orange line. The
+# bias acts in states that do better or worse than average: an opening beyond saving, a derailed line of thought, a
+# problem that's nearly solved.
 #
 # ## 5 · Why it led, and why it lost
 #
@@ -426,9 +426,9 @@ plt.show()
 # %% [markdown]
 # Both get rid of guesses, and GRPO is faster: it splits an answer's fine among its tokens, and a guess has few. At step
 # 15, {{ greedy_guesses["grpo"][:, 3].mean():.0f }}% of its greedy answers are guesses, against {{
-# greedy_guesses["dr_grpo"][:, 3].mean():.0f }}% under Dr. GRPO. {{ assert greedy_guesses["grpo"][:, 3].max() < greedy_guesses["dr_grpo"][:, 3].min()
-# and all(g[:,
-# -1].max() < g[:, 0].min() for g in greedy_guesses.values()) }} At first, working takes their place: at step 10, {{
+# greedy_guesses["dr_grpo"][:, 3].mean():.0f }}% under Dr. GRPO. {{ assert greedy_guesses["grpo"][:, 3].max() <
+# greedy_guesses["dr_grpo"][:, 3].min() and all(g[:, -1].max() < g[:, 0].min() for g in greedy_guesses.values()) }} At
+# first, working takes their place: at step 10, {{
 # worked["grpo"][:, 2].mean():.1f }}% of GRPO's greedy answers show it and end in `####`, against {{
 # worked["dr_grpo"][:, 2].mean():.1f }}%. {{ assert worked["grpo"][:, 2].min() > worked["dr_grpo"][:, 2].max() }} **That
 # is the lead.** By step 30 it's gone: both show working equally often, and what GRPO has in place of guesses earns no
@@ -438,15 +438,14 @@ plt.show()
 #
 # The garbage in the samples goes the same way. Dr. GRPO fines every token alike, and most tokens of wrong answers are
 # garbage, so garbage gets rarer. Under GRPO a token of a long answer is hardly fined at all: garbage gets **more
-# frequent**, and longer. {{ assert garbage["dr_grpo"][:,
-# -1].max() < garbage["grpo"][:, -1].min() and garbage["dr_grpo"][:, -1].mean() < garbage["dr_grpo"][:, 0].mean() and
-# garbage["grpo"][:, -1].mean() > garbage["grpo"][:, 0].mean() and garbage_length["grpo"][:, -1].min() >
-# garbage_length["grpo"][:, 0].max() + 5 }} Garbage hardly ever earns anything, so between steps 30 and 60 of the race {{
-# right_share["grpo"]:.0f }}% of GRPO's samples are right, and {{ right_share["dr_grpo"]:.0f }}% of Dr. GRPO's. {{
-# assert right_share["dr_grpo"] > right_share["grpo"] + 2 and wrong["dr_grpo"].mean(0).max() <
-# wrong["grpo"].mean(0).max() - 8 }} That comes from the length alone: with the deviation or without, every seed that
-# divides by the length is behind every seed that doesn't. {{ assert
-# max(fmean(seed["steps"]["reward"][30:60]) for name in ("grpo", "no_std") for seed in
+# frequent**, and longer. {{ assert garbage["dr_grpo"][:, -1].max() < garbage["grpo"][:, -1].min() and
+# garbage["dr_grpo"][:, -1].mean() < garbage["dr_grpo"][:, 0].mean() and garbage["grpo"][:, -1].mean() >
+# garbage["grpo"][:, 0].mean() and garbage_length["grpo"][:, -1].min() > garbage_length["grpo"][:, 0].max() + 5 }}
+# Garbage hardly ever earns anything, so between steps 30 and 60 of the race {{ right_share["grpo"]:.0f }}% of GRPO's
+# samples are right, and {{ right_share["dr_grpo"]:.0f }}% of Dr. GRPO's. {{ assert right_share["dr_grpo"] >
+# right_share["grpo"] + 2 and wrong["dr_grpo"].mean(0).max() < wrong["grpo"].mean(0).max() - 8 }} That comes from the
+# length alone: with the deviation or without, every seed that divides by the length is behind every seed that doesn't.
+# {{ assert max(fmean(seed["steps"]["reward"][30:60]) for name in ("grpo", "no_std") for seed in
 # load_curve(f"lesson04_slow_{name}")["results"]) < min(fmean(seed["steps"]["reward"][30:60]) for name in ("dr_grpo",
 # "no_length") for seed in load_curve(f"lesson04_slow_{name}")["results"]) }} **That's why GRPO loses**, as far as the
 # records can tell.
@@ -477,8 +476,8 @@ weight_bet = bet(
 
 # %% [markdown]
 # If $k$ of the $G$ answers are right, a right one has the advantage $(1 - k/G) / s$ and a wrong one $-(k/G) / s$, with
-# the deviation $s = \sqrt{k(G-k) / (G(G-1))}$. Their scores are $\nabla p / p$ and $-\nabla p / (1-p)$ on average. Add up
-# the group, average over $k$ (a binomial distribution), and GRPO's gradient is $c(p)\, \nabla p$ with
+# the deviation $s = \sqrt{k(G-k) / (G(G-1))}$. Their scores are $\nabla p / p$ and $-\nabla p / (1-p)$ on average. Add
+# up the group, average over $k$ (a binomial distribution), and GRPO's gradient is $c(p)\, \nabla p$ with
 #
 # $$c(p) = \frac{\mathbb{E}\big[\sqrt{k(G-k)}\,\big] \sqrt{G(G-1)}}{G^2\, p(1-p)}.$$
 
@@ -535,12 +534,12 @@ print(f"no gradient at all: {(success == 0).sum()} of {len(problems)} never solv
 # %% [markdown]
 # This model finds most problems hard: the share of the hard end grows by {{ share["GRPO"][0] - share["Dr. GRPO"][0]:.0f
 # }} points, and there's hardly an easy end. {{ assert share["GRPO"][0] > share["Dr. GRPO"][0] + 5 and share["GRPO"][1]
-# < 10 }} Does it show in training? Not in five seeds: with and without the deviation, the ranges of test accuracy overlap
-# at each of the task's four levels of difficulty, in our race and at the usual learning rate. {{
-# assert all(max(map(min, pair)) <= min(map(max, pair)) for kind in ("default", "slow") for names in (("grpo",
-# "no_std"), ("no_length", "dr_grpo")) for level in (1, 2, 3, 4) for pair in [[[seed["test"][f"accuracy_level_{level}"]
-# for seed in load_curve(f"lesson04_{kind}_{name}")["results"]] for name in names]]) }} Expect a difference with large
-# groups, problems that stay near 0 or 1, or rewards of very different sizes.
+# < 10 }} Does it show in training? Not in five seeds: with and without the deviation, the ranges of test accuracy
+# overlap at each of the task's four levels of difficulty, in our race and at the usual learning rate. {{ assert
+# all(max(map(min, pair)) <= min(map(max, pair)) for kind in ("default", "slow") for names in (("grpo", "no_std"),
+# ("no_length", "dr_grpo")) for level in (1, 2, 3, 4) for pair in [[[seed["test"][f"accuracy_level_{level}"] for seed in
+# load_curve(f"lesson04_{kind}_{name}")["results"]] for name in names]]) }} Expect a difference with large groups,
+# problems that stay near 0 or 1, or rewards of very different sizes.
 #
 # ## 7 · Why a constant
 #
@@ -625,8 +624,9 @@ for a, b in (("rloo", "dr_grpo"), ("grpo", "gspo"), ("dapo", "cispo"), ("grpo", 
 # The first three pairs have the same gradient, up to RLOO's factor $G/(G-1) = 8/7$; DAPO still chooses its rows
 # differently. {{ assert all(torch.allclose(pushes[a] * f, pushes[b], atol=1e-7) for a, b, f in (("rloo", "dr_grpo", 7 /
 # 8), ("grpo", "gspo", 1), ("dapo", "cispo", 1))) }} At the first update, all that tells these six apart is a deviation
-# and a divisor. (The last line's factor is scale, which AdamW divides out.) And Dr. GRPO is this package's default not because of a better curve on an easy task, but because, with
-# two divisions deleted, it follows the gradient of the expected reward.
+# and a divisor. (The last line's factor is scale, which AdamW divides out.) And Dr. GRPO is this package's default not
+# because of a better curve on an easy task, but because, with two divisions deleted, it follows the gradient of the
+# expected reward.
 #
 # ## Check yourself
 #

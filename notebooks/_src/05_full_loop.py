@@ -275,7 +275,8 @@ for answer in list(fooled.values())[:2]:
 # But sound work needn't be right. On the left, green is work that's sound, paid, and answers the wrong question. The
 # verifier does its job because soundness and truth go together **in what this policy writes**, and nothing keeps it
 # that way. On average {{ early:.0f }}% of the samples were paid and wrong in the first five steps, and {{ late:.0f }}%
-# in the last five. {{ assert late > early }} That's how the next hole announces itself, and only a second judge shows it.
+# in the last five. {{ assert late > early }} That's how the next hole announces itself, and only a second judge shows
+# it.
 #
 # The hole is closed now. Must you throw the spoiled policy away? Train it further, paid by the fixed verifier:
 
@@ -575,8 +576,8 @@ for name, answer in shown.items():
 # assert not any(real["no examples"]["results"][0]["rewards"]) }} Read leniently, {{ 100 * test_of("no examples",
 # "accuracy_lenient", False)[0]:.1f }}% of its test answers are right, and so is the one above. {{ assert "boxed{" +
 # shown["no examples"]["gold"] + "}" in shown["no examples"]["text"] }} But it never writes `####`, so every group is
-# unanimous, and the gradient is 0. RL amplifies what the model already does occasionally, and here
-# there's nothing to amplify.
+# unanimous, and the gradient is 0. RL amplifies what the model already does occasionally, and here there's nothing to
+# amplify.
 #
 # **Format bonus: it collapses.** The reward reaches {{ formed[quickly - 1]:.2f }} at step {{ quickly }}: nearly every
 # answer has the form now, and is wrong. The working is gone: from {{ test_of("format bonus", "length_wrong",
@@ -589,9 +590,9 @@ for name, answer in shown.items():
 #
 # **Two examples: it learns.** The examples show the form, so {{ 100 * test_of("two examples", "accuracy", False)[0]:.1f
 # }}% of the greedy answers are right from the start, and some samples earn something. Three seeds end at {{ 100 *
-# learned[0]:.1f }} to {{ 100 * learned[-1]:.1f }}%, each within {{ seconds / 60:.1f }} minutes. {{ assert seconds < 240 and
-# len(learned) == 3 }} Strict and lenient rise together, and few answers are still cut off. (The
-# transcript shows a right answer; more than half are still wrong.) {{ assert max(learned) < 0.5 }}
+# learned[0]:.1f }} to {{ 100 * learned[-1]:.1f }}%, each within {{ seconds / 60:.1f }} minutes. {{ assert seconds < 240
+# and len(learned) == 3 }} Strict and lenient rise together, and few answers are still cut off. (The transcript shows a
+# right answer; more than half are still wrong.) {{ assert max(learned) < 0.5 }}
 #
 # The algorithm didn't make the difference. What the first samples could earn did. Before a long run, look at twenty
 # samples and at the share of groups with a signal; `rlcourse train` does both, and warns.

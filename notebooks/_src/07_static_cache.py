@@ -561,8 +561,8 @@ of_layer = of_step[1 : 1 + (len(of_step) - 3) // shape.layers]
 #
 # The compiled step takes {{ fused["ms_per_step"] / floor_ms:.0f }} times the byte floor. Why {{
 # fused["launches_a_step"]:.0f }} launches, if it's one graph? Because `generate` prepares its inputs, draws the token
-# and looks for the end outside it. We can write **another step** with the same result: `rlcourse/rollout/decoder.py`, in
-# plain PyTorch. Four things differ.
+# and looks for the end outside it. We can write **another step** with the same result: `rlcourse/rollout/decoder.py`,
+# in plain PyTorch. Four things differ.
 #
 # **One product instead of three.** Queries, keys and values are three products of the same input. Stacked into one
 # matrix they're one, and so are the MLP's gate and up.
@@ -664,13 +664,13 @@ trl = {row["variant"]: row for row in load_record("step", "NVIDIA H200")["result
 
 # %% [markdown]
 # Our plain step runs more kernels in {{ 100 * share:.0f }}% of the time. In one graph there's nothing to wait for: the
-# GPU is busy for {{ 100 * own["busy"]:.0f }}% of our step, and for {{ 100 * fused["busy"]:.0f }}% of `generate`'s.
-# {{ assert share < 0.9 and own["busy"] > 2 * fused["busy"] }} With launches out of the way, what's left is kernels: {{ top["kernels_a_step"]:.0f }} of them
-# instead of {{ own["kernels_a_step"]:.0f }} make the step {{ own["ms_per_step"] / top["ms_per_step"]:.1f }} times as
-# fast. {{ assert top["ms_per_step"] < own_compiled["ms_per_step"] < own["ms_per_step"] }} It's {{ bottom["ms_per_step"]
-# / top["ms_per_step"]:.0f }} times as fast as plain `generate`, and takes {{ top["ms_per_step"] / floor_ms:.1f }} times
-# its floor. Lessons 08 and 09 teach such kernels.<br><small>Fractions of launches: some come every few steps, and a
-# graph may hold several steps.</small>
+# GPU is busy for {{ 100 * own["busy"]:.0f }}% of our step, and for {{ 100 * fused["busy"]:.0f }}% of `generate`'s. {{
+# assert share < 0.9 and own["busy"] > 2 * fused["busy"] }} With launches out of the way, what's left is kernels: {{
+# top["kernels_a_step"]:.0f }} of them instead of {{ own["kernels_a_step"]:.0f }} make the step {{ own["ms_per_step"] /
+# top["ms_per_step"]:.1f }} times as fast. {{ assert top["ms_per_step"] < own_compiled["ms_per_step"] <
+# own["ms_per_step"] }} It's {{ bottom["ms_per_step"] / top["ms_per_step"]:.0f }} times as fast as plain `generate`, and
+# takes {{ top["ms_per_step"] / floor_ms:.1f }} times its floor. Lessons 08 and 09 teach such
+# kernels.<br><small>Fractions of launches: some come every few steps, and a graph may hold several steps.</small>
 #
 # Is that good? vLLM, which most people would use, decoded the same prompts, and our last rung again beside it. Over 16,
 # 64 and 256 rows ours makes {{ min(ahead):.1f }} to {{ max(ahead):.1f }} times as many tokens per second. {{ assert
@@ -733,8 +733,9 @@ plt.show()
 
 # %% [markdown]
 # Here our step is {{ live["dynamic cache"] / live["our step"]:.1f }} times as fast as the dynamic cache, even without a
-# recording. {{ assert live["our step"] < live["dynamic cache"] < live["no cache"] }} The static cache costs
-# next to nothing: it's sized for these answers, so few slots are empty. {{ assert live["static cache"] < 1.25 * live["dynamic cache"] }}
+# recording. {{ assert live["our step"] < live["dynamic cache"] < live["no cache"] }} The static cache costs next to
+# nothing: it's sized for these answers, so few slots are empty. {{ assert live["static cache"] < 1.25 * live["dynamic
+# cache"] }}
 #
 # ## 6 · More rows
 #
@@ -870,8 +871,8 @@ plt.show()
 # On a host-bound step, which fewer rows don't shorten, that saves nothing. Only *refill* makes fewer steps. It still
 # loses the tail, when nothing is left to refill with.
 #
-# On the GPU, `generate` waits; vLLM (measured at 64 rows) and our engine refill. **Look for** how much of its speed each
-# keeps when lengths differ.
+# On the GPU, `generate` waits; vLLM (measured at 64 rows) and our engine refill. **Look for** how much of its speed
+# each keeps when lengths differ.
 
 # %% tags=["hide-input"]
 # @title Table: skewed lengths on the GPU
