@@ -672,8 +672,8 @@ trl = {row["variant"]: row for row in load_record("step", "NVIDIA H200")["result
 # takes {{ top["ms_per_step"] / floor_ms:.1f }} times its floor. Lessons 08 and 09 teach such
 # kernels.<br><small>Fractions of launches: some come every few steps, and a graph may hold several steps.</small>
 #
-# Is that good? vLLM, which most people would use, decoded the same prompts, and our last rung again beside it. Over 16,
-# 64 and 256 rows ours makes {{ min(ahead):.1f }} to {{ max(ahead):.1f }} times as many tokens per second. {{ assert
+# Is that good? vLLM, which most people would use, decoded the same prompts; we ran our last rung again beside it. Over
+# 16, 64 and 256 rows ours makes {{ min(ahead):.1f }} to {{ max(ahead):.1f }} times as many tokens per second. {{ assert
 # min(ahead) > 1 }} vLLM knows hundreds of architectures and serves users who come and go; ours knows three, and all its
 # rows are there at once.<br><small>vLLM {{ record["versions"]["vllm"] }} ran as a library, compiled, with CUDA graphs,
 # in its fastest setting for each number of rows: {{ " or ".join(dict.fromkeys(SETTINGS[row["variant"]] for row in
@@ -814,7 +814,7 @@ explorer(draw_step, static=[story | machine for story in stories], **controls)
 # ## 7 · Answers end at different times
 #
 # So far all rows had the same length. Real answers don't. Now a *slot* is a place for one row in the batch, and a
-# *slot-step* such a place in one step. There are three ways to schedule answers:
+# *slot-step* is one slot for one step. There are three ways to schedule answers:
 #
 # - **wait**: a batch runs until its longest answer has ended;
 # - **leave**: finished rows leave the batch, and the step becomes smaller;
@@ -899,8 +899,8 @@ waits, _, ours = kept_rate.values()
 
 # %% [markdown]
 # `generate` keeps at most {{ 100 * max(waits):.0f }}% of its rate, our engine at least {{ 100 * min(ours):.0f }}%; more
-# than half of its loss is the tail. {{ assert max(waits) < 0.6 < min(ours) and all(1 - most > 0.5 * (1 - kept) > 0 for
-# most, kept in zip(of_schedule, ours, strict=True)) }}
+# than half of what ours loses is the tail. {{ assert max(waits) < 0.6 < min(ours) and all(1 - most > 0.5 * (1 - kept) >
+# 0 for most, kept in zip(of_schedule, ours, strict=True)) }}
 #
 # So the rollout is fast now. The update, a few percent of TRL's training step, is more than a third of ours: [lesson
 # 12](12_update_phase.ipynb). {{ assert trl["trl-default"]["update_s"] < 0.08 * trl["trl-default"]["step_s"] and 1 / 3 <
