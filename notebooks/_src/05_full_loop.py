@@ -398,7 +398,7 @@ still_kl = by_seed(runs["B"], "kl").max().item()
 #
 # **D, the learning rate.** From the third step on KL is {{ by_seed(runs["D"], "kl")[:, 2:].min():.1f }} nats per token
 # or more; the healthy runs never reach {{ math.ceil(10 * by_seed(healthy, "kl").max()) / 10:.1f }}. {{ assert
-# by_seed(runs["D"], "kl")[:, 2:].min() > 3 * by_seed(healthy, "kl").max() }} Soon hardly an answer earns anything, the
+# by_seed(runs["D"], "kl")[:, 2:].min() > 3 * by_seed(healthy, "kl").max() }} Soon hardly any answer earns anything, the
 # groups are unanimous, and the gradient is exactly 0. {{ assert by_seed(runs["D"], "reward")[:, 12:].max() < 0.01 and
 # (by_seed(runs["D"], "grad_norm")[:, 12:] == 0).float().mean() > 0.95 }} Nothing pulls such a run back. Return to the
 # last good checkpoint and divide the learning rate by ten.
@@ -447,7 +447,7 @@ found = {
     "top-k 5 in both": gaps(top5, top5),
     "temperature 0.8 in sampling alone": gaps(Sampling(temperature=0.8), full),
 }
-lines = ["| | mean gap | mean size | greatest gap | ratio outside 0.8 to 1.2 |", "| --- " * 5 + "|"]
+lines = ["| | mean gap | mean absolute gap | largest gap | ratio outside 0.8 to 1.2 |", "| --- " * 5 + "|"]
 for name, gap in found.items():
     outside = 100 * ((gap.exp() - 1).abs() > 0.2).float().mean().item()
     if name == "top-k 5 in sampling alone":
