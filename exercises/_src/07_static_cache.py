@@ -321,7 +321,8 @@ except NotImplementedError:
 # \text{fixed ms} + \text{row ms} \times \text{slots})$, however many slots are in use. Steps go on until all answers
 # have ended.
 #
-# Return the number of slots with which everything is done soonest. (Here you may know the lengths.)
+# Return the number of slots with which everything is done soonest, the smallest if several tie. (Here you may know the
+# lengths.)
 #
 # Shapes: `lengths` `[answers]` int64; the others numbers.
 #
