@@ -497,7 +497,7 @@ def draw_weight(ax, group: int) -> None:
     p = torch.linspace(0.004, 0.996, 249, dtype=torch.float64)
     ax.plot(p, (p * (1 - p)).rsqrt(), color=BLACK, linestyle=":", label="large groups")
     ax.plot(p, prompt_weight(p, group), color=GREEN, label="GRPO")
-    ax.axhline(1 - 1 / group, color=BLUE, linestyle="-.", label="Dr. GRPO")
+    ax.axhline(1 - 1 / group, color=BLUE, linestyle="-.", label="Dr. GRPO: 1 − 1/G")
     ax.set(xlabel="success rate p of a prompt", ylabel="weight of its gradient", ylim=(0, 10))
     ax.set_title(f"groups of {group}")
     ax.legend(loc="upper center", fontsize=9)
@@ -585,7 +585,7 @@ def table_row(name: str) -> str:
     return f"| {LABELS.get(name, name.upper())} | {' | '.join(shown)} | {', '.join(more)} |"
 
 
-head = f"| algorithm | {' | '.join(COLUMNS)} | and |\n|{' --- |' * 6}\n"
+head = f"| algorithm | {' | '.join(COLUMNS)} | other switches |\n|{' --- |' * 6}\n"
 display(Markdown(head + "\n".join(table_row(name) for name in ALGORITHMS)))
 
 # %% [markdown]
