@@ -316,8 +316,8 @@ if check.q4.passed:
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Four lines, with a mean in the second. For small numbers `torch.log1p` and `torch.expm1` keep the digits that `1 - (1
-# - p) ** n` rounds away. Look at what your formula says for 0 and for 1.
+# Four lines, with a mean in the second. For small numbers `torch.log1p` and `torch.expm1` keep the digits that
+# `1 - (1 - p) ** n` rounds away. Look at what your formula says for 0 and for 1.
 # </details>
 
 
