@@ -255,9 +255,9 @@ if check.q3.passed:
 # - `layers`: how many layers there are.
 #
 # A layer spoils a token's state if in it the token sees a token of another answer, or a state that was spoiled before
-# that layer. Once spoiled, a state stays spoiled. The log-prob of token $t$ is computed from the last state of token $t
-# - 1$: it is spoiled if that state is, or if token $t - 1$ belongs to another answer. Return bool `[L]`: the learned
-# tokens whose log-probs are spoiled. Nothing predicts token 0, so it is never among them.
+# that layer. Once spoiled, a state stays spoiled. The log-prob of token $t$ is computed from the last state of token
+# $t-1$: it's spoiled if that state is, or if token $t-1$ belongs to another answer. Return bool `[L]`: the learned
+# tokens whose log-probs are spoiled. Nothing predicts token 0, so it's never among them.
 #
 # <details><summary>Hint 1: a question</summary>
 # Each token sees itself and the one before, token 3 also sees another answer, and there are two layers: how far does
