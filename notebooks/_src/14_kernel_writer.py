@@ -311,7 +311,7 @@ honest = load_curve("lesson14_honest")
 LOOKS = ((BLUE, "-"), (ORANGE, "--"), (GREEN, ":"))
 PANELS = (
     ("launches", 1, "Launches per program"),
-    ("refused_correct", 100, "Right where one launch is refused, %"),
+    ("refused_correct", 100, "Too big for one launch: right, %"),
     ("share_of_optimum", 100, "Speed, % of the optimum"),
 )
 fig, axes = plt.subplots(1, 3, figsize=(10.5, 3), layout="constrained")
@@ -400,7 +400,7 @@ spoiled, taught = load_curve("lesson14_plateau_dense")["setup"]["model"], RETAUG
 # + 20 }} **Partial credit**: pay for less than the whole. But does a model that's paid for pieces ever put them
 # together?
 #
-# We tried the first and third on a model that writes only fragments, three seeds each, with
+# Here are three runs from a model that writes only fragments, three seeds each:
 #
 # - **section 2's reward** alone;
 # - **partial credit** beside it, for each correct line, even of a wrong program;
@@ -432,7 +432,8 @@ fig, (left, right_ax) = plt.subplots(1, 2, figsize=(9.5, 3), layout="constrained
 for (way, words), color in zip(WAYS.items(), (BLACK, GREEN, BLUE), strict=True):
     for number, row in enumerate(scraps[way]["results"]):
         curves = row["curves"]
-        left.plot(curves["steps"], percent(curves["correct"]), color=color, label=None if number else words)
+        look = {"color": color, "linewidth": 4 if way == "sparse" else None, "label": None if number else words}
+        left.plot(curves["steps"], percent(curves["correct"]), **look)
         if way == "dense":
             right_ax.plot(curves["steps"], percent(curves["stated"]), color=color)
 left.set(title="Right programs", xlabel="training step", ylabel="% of samples, or of lines", ylim=(-2, 102))
@@ -460,8 +461,8 @@ finds = [
 # zip(reached("dense", "stated", 0.4), first_tenth["dense"])) }} Supervised steps do the same sooner; then, as in
 # section 2, samples gamble for speed. {{ assert max(first_tenth["sft"]) + taught < min(first_tenth["dense"]) and
 # all(max(r["curves"]["correct"]) > r["curves"]["correct"][-1] + 0.2 and r["curves"]["speedup"][-1] > 1.5 *
-# r["curves"]["speedup"][0] for r in scraps["sft"]["results"]) }}<br><small>Whether it could also teach copying from
-# nothing, the figure doesn't show.</small>
+# r["curves"]["speedup"][0] for r in scraps["sft"]["results"]) }}<br><small>The start writes right lines now and then.
+# Could partial credit teach a model that writes none? The figure doesn't show it.</small>
 #
 # With none of 20 right, the first suspect looks guilty. But one thing doesn't fit: the black line is flat from the
 # start, while the reward in our case *rose* first. What was it paying for?
@@ -578,11 +579,11 @@ def left_out(record: dict) -> list[int]:
 slow_first, slow_last = ([row["curves"]["hacked"][place] for row in careful["results"]] for place in (0, -1))
 
 # %% [markdown]
-# Three seeds each. `side` starts from section 2's model. From there, `stale` takes long: after {{
+# Up to the vertical line the hole is open, then it's closed, and we count the cheats that are left on held-out problems
+# (green): at once, and at the end. **Look for** the distance between the two judges, and for the slope of the green
+# lines.<br><small>`side` starts from section 2's model. From there `stale` takes long: after {{
 # careful["setup"]["steps"] }} steps {{ spread(slow_last) }}% of the samples cheat. {{ assert min(slow_last) > 5 *
-# max(slow_first) and not any(left_out(careful)) }} So for `stale` the figure starts with a sloppier model. At the
-# vertical line the hole is closed; from there we count cheats only twice, at once and at the end, on held-out problems.
-# **Look for** the distance between the two judges, and for how much cheating is left.<br><small>The start is {{
+# max(slow_first) and not any(left_out(careful)) }} So `stale` starts sloppier, from {{
 # opened["stale"]["setup"]["model"] }}.</small>
 
 
@@ -640,7 +641,7 @@ def cheating(hole: str, when: str) -> float:
 # %% [markdown]
 # **Side.** The open judge counts {{ at(opened["side"], "counted_speedup", -1):.0f }} times eager, the honest one {{
 # at(opened["side"], "speedup", -1):.1f }}. {{ assert at(opened["side"], "counted_speedup", -1) > 4 * at(opened["side"],
-# "speedup", -1) }} A few samples had the word in the right place by chance, earned the most, and that's enough.
+# "speedup", -1) }} A few samples had the word in the right place by chance, earned the most, and that's all it takes.
 #
 # **Stale.** At the end the open judge finds {{ 100 * at(opened["stale"], "counted_correct", -1):.0f }}% of the samples
 # right, the honest one {{ 100 * at(opened["stale"], "correct", -1):.0f }}%. {{ assert at(opened["stale"],
@@ -765,9 +766,7 @@ timed = load_curve("lesson14_measured")  # paid by times measured on the GPU
 # In our language a cheat needs a hole in the judge. A model that writes Python can go after the clock, the reference,
 # and the test's own variables. So the judge of our task `kernelbench` runs each candidate in a process without files or
 # network, draws inputs after it's loaded, keeps references where no kernel sees them, and times from outside. Before
-# all that, **rules** read the text and refuse what has no place in a kernel.
-#
-# Here they are, on a kernel for `relu` and its variants:
+# all that, **rules** read the text. Here they are, on a kernel for `relu` and its variants:
 
 # %%
 HONEST = """import torch
@@ -805,7 +804,7 @@ assert rules.check(HONEST) is None and sum(rules.check(text) is None for text in
 # runs, because there unwritten memory is nan. **Rules catch the cheats you can name; measuring catches the rest.**
 #
 # Kevin (Baronio et al. 2025) trained on KernelBench's problems, from 56% to 82% correct. Its start, QwQ-32B, was often
-# right: no first suspect. We haven't trained a model in our environment yet.
+# right: no first suspect. Our preset `kernelbench` is ready, but we haven't trained with it yet.
 #
 # ## 8 · Case closed
 #
@@ -816,11 +815,11 @@ summed = Local(lambda compiled, correct, speedup: 0.3 * compiled + correct * (0.
 check.q3.run(summed, seed=0)
 
 # %% [markdown]
-# Read the first line that fails. Training with this sum would end with the kind **“compiles, computes nothing”**:
-# section 4's limit again. So here's the verdict. *Nothing to learn from* is guilty: without a right sample, nobody
-# learns kernels. *The reward* is its accomplice: it rose because compiling paid, and the test kernels that compiled
-# gave it away. *The judge* goes free: it called none of them right. Our good runs had the cure: a start that is
-# sometimes right, a reward that an empty program can't win, and a judge that measures for itself. Can you write a
+# Four lines pass, and one failure is enough: training with this sum would end with the kind **“compiles, computes
+# nothing”**: section 4's limit again. So here's the verdict. *Nothing to learn from* is guilty: without a right sample,
+# nobody learns kernels. *The reward* is its accomplice: it rose because compiling paid, and the test kernels that
+# compiled gave it away. *The judge* goes free: it called none of them right. Our good runs had the cure: a start that
+# is sometimes right, a reward that an empty program can't win, and a judge that measures for itself. Can you write a
 # reward that passes the whole check?
 #
 # ## Check yourself
