@@ -435,20 +435,21 @@ print(provenance(scale))
 # "rollout_s") > more(each, "rollout_s") > 0 }} probably because processes never take equally long, and the faster ones
 # wait for the slowest.
 #
-# **Explore** the efficiency for your model's gradient, your link and your step.
+# **Explore** the efficiency for your model's gradient, your link and your step (the vertical line).
 
 
 # %%
 def draw_efficiency(ax, billions, gb_per_s, step_s):
-    ranks = range(1, 65)
-    for label, seconds, color in (("your step", step_s, BLUE), ("a step 4 times as long", 4 * step_s, GREEN)):
-        kept = [seconds / (seconds + ring_seconds(1e9 * billions, n, gb_per_s)) for n in ranks]
-        ax.plot(ranks, kept, color=color, label=label)
-    ax.axhline(0.9, color=BLACK, linestyle=":")
-    ax.set(xlabel="GPUs, equal work each", ylabel="efficiency, estimated", ylim=(0, 1.05), xscale="log")
-    ax.set_xticks([1, 2, 4, 8, 16, 32, 64], [1, 2, 4, 8, 16, 32, 64])
-    ax.set_title(f"{billions:g} billion, {gb_per_s:g} GB/s, {step_s:g} s", fontsize=11)
-    ax.legend(loc="lower left")
+    lengths = [0.01 * 10 ** (k / 20) for k in range(81)]  # to 100 s
+    for ranks, color, style in ((2, GREEN, ":"), (8, BLUE, "-"), (64, ORANGE, "--")):
+        ring = ring_seconds(1e9 * billions, ranks, gb_per_s)
+        ax.plot(lengths, [s / (s + ring) for s in lengths], style, color=color, label=f"{ranks} GPUs")
+    ax.axhline(0.9, color=BLACK, linestyle=":", linewidth=1)
+    ax.axvline(step_s, color=BLACK, linewidth=1)
+    kept = step_s / (step_s + ring_seconds(1e9 * billions, 8, gb_per_s))
+    ax.set(xlabel="step on one GPU, s", ylabel="efficiency, estimated", ylim=(0, 1.05), xscale="log")
+    ax.set_title(f"{billions:g} billion, {gb_per_s:g} GB/s,\na step of {step_s:g} s on 8 GPUs: {kept:.2f}", fontsize=11)
+    ax.legend(loc="lower right")
 
 
 explorer(
@@ -464,7 +465,7 @@ explorer(
 )
 
 # %% [markdown]
-# Beyond a few GPUs the curves are flat: the ring's bytes hardly grow. By bytes alone, more GPUs cost almost nothing
+# 8 and 64 GPUs nearly share a curve: the ring's bytes hardly grow. By bytes alone, more GPUs cost almost nothing
 # more. Measured, four already cost {{ 100 * (1 - each_of_4["efficiency"]):.0f }}%.
 #
 # ## 5 · The same rows on four GPUs
@@ -487,7 +488,7 @@ split_bet.result(round(one["step_s"] / split["step_s"], 1))
 for row in (one, on_two["equal work in all"], split):
     print(f"{row['gpus']} GPU{'s' if row['gpus'] > 1 else ' '}{row['rows'] // row['gpus']:4} rows each", end="")
     print(f"{row['step_s']:8.3f} s per step, {one['step_s'] / row['step_s']:.2f} times as fast", end="")
-    print(f", efficiency {row['efficiency']:.2f}")
+    print(f", efficiency {row['efficiency']:.2f}, interquartile range {row['spread']:.0%}")
 print(provenance(scale))
 
 # %% [markdown]
@@ -567,11 +568,12 @@ fig.legend(handles=[*parts, measured_end], loc="outside lower center", ncols=3)
 plt.show()
 
 # %% [markdown]
-# By this estimate two GPUs that overlap are {{ halved / overlapped:.1f }} times as fast as two that split. {{ assert
-# overlapped < halved < alone }} Measured (triangles), splitting does even worse than estimated. {{ assert
-# together["step_s"] > 1.15 * halved and together["rollout_s"] > 1.1 * seconds("rollout_s", ROWS / 2) and
-# together["update_s"] - together["allreduce_s"] > 1.05 * seconds("update_s", ROWS / 2) }} Overlap sends no gradients,
-# only weights; asynchronous trainers such as prime-rl are built on it.<br><small>This package doesn't do it.</small>
+# By this estimate two GPUs that overlap are {{ alone / overlapped:.1f }} times as fast as one, and two that split {{
+# alone / halved:.1f }} times. {{ assert overlapped < halved < alone }} Measured (triangles), splitting brings only {{
+# one["step_s"] / together["step_s"]:.1f }}. {{ assert together["step_s"] > 1.15 * halved and together["rollout_s"] >
+# 1.1 * seconds("rollout_s", ROWS / 2) and together["update_s"] - together["allreduce_s"] > 1.05 * seconds("update_s",
+# ROWS / 2) }} Overlap sends no gradients, only weights; asynchronous trainers such as prime-rl are built on
+# it.<br><small>This package doesn't do it.</small>
 #
 # The picture also shows the price: rollout 1 begins before update 0 has ended. **Answers come from weights that are one
 # update old.** Does that matter?
@@ -607,10 +609,10 @@ STEPS = pick(2, 8)
 apart = {lag: live(lag, STEPS) for lag in pick((0, 4), (0, 1, 4))}
 gaps = {lag: log_ratio.abs().mean().item() for lag, log_ratio in apart.items()}
 rarer = {lag: (-log_ratio.clamp(max=0).sum() / log_ratio.abs().sum()).item() for lag, log_ratio in apart.items()}
-print(f"after {STEPS} steps, per token   |log ratio|   of it from tokens now rarer   ratios above 2")
+print(f"{f'after {STEPS} steps, per token':24}{'|log ratio|':>14}{'share from rarer tokens':>26}{'ratios above 2':>17}")
 for lag, log_ratio in apart.items():
     above = (log_ratio.exp() > 2).float().mean()
-    print(f"lag {lag:<27}{gaps[lag]:11.1e}{rarer[lag]:30.0%}{above:17.1%}")
+    print(f"{f'lag {lag}':24}{gaps[lag]:14.1e}{rarer[lag]:26.0%}{above:17.1%}")
 
 # %% [markdown]
 # {{ assert gaps[0] < 1e-5 and list(gaps.values()) == sorted(gaps.values()) }} The mismatch of lesson 11 grows with the
@@ -739,8 +741,8 @@ for name, (path, accuracy) in outcome.items():
 # fast? With four times the answers per step, on NVLink, they compute {{ each_of_4["tokens_per_s"] /
 # one["tokens_per_s"]:.1f }} times as many tokens per second. With the *same* answers, a step is only {{ one["step_s"] /
 # split["step_s"]:.1f }} times as fast. {{ assert 3.3 < each_of_4["tokens_per_s"] / one["tokens_per_s"] < 3.7 and
-# one["step_s"] / split["step_s"] < 1.4 }} Overlap promises a little more, at the price of a lag of one, which cost
-# nothing here. So more GPUs pay off if you can use more answers.
+# one["step_s"] / split["step_s"] < 1.4 }} Overlap promises {{ alone / overlapped:.1f }} with two of them, at the price
+# of a lag of one, which cost nothing here. So more GPUs pay off if you can use more answers.
 #
 # ## 7 · The package's own ranks
 #
