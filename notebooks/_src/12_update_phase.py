@@ -16,8 +16,8 @@
 # - what happens to small updates when weights are kept in 16 bits.
 #
 # You need [lesson 06](06_where_time_goes.ipynb) for floors, [lesson 08](08_first_kernels.ipynb) for kernels, and the
-# online softmax of [lesson 09](09_decode_attention.ipynb), section 2. Sections 1 to 5 (memory), 6 and 7 (backward
-# passes and kernels) and 8 (precision) can each be read alone.
+# online softmax of [lesson 09](09_decode_attention.ipynb), section 2. Sections 1–5, 6–7 and 8 each stand
+# alone.
 #
 # Lessons 07 to 11 made the rollout fast. Now for the update, and a goal: train a model of half a billion parameters on
 # a 24 GB GPU. Done naively, 64 short answers are already too many. With a vocabulary of
@@ -939,7 +939,7 @@ plt.show()
 # drawn.std() / (count * lr) < 0.65 }} So here's the one thing that you do have to keep: the package holds *master
 # weights* in float32, and makes a bf16 copy for the matmuls.
 #
-# The goal is met without touching them. Logits in chunks and activations recomputed made room enough on 24 GB.
+# The goal is met without touching them: chunked logits and recomputed activations made room enough.
 #
 # ## Check yourself
 #

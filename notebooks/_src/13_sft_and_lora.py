@@ -710,10 +710,9 @@ plt.show()
 #
 # ## Exercises
 #
-# [exercises/13_sft_and_lora.ipynb](../exercises/13_sft_and_lora.ipynb): find the bug in each row of an SFT batch, keep
-# packed examples apart, share out ranks by singular values, merge adapters in bf16, and predict when RL starts. Then
-# try it for real: `rlcourse sft --help`, and `rlcourse train --lora-rank 8 --lr 4e-4`: ten times the laptop preset's
-# learning rate, as section 6 says.
+# [exercises/13_sft_and_lora.ipynb](../exercises/13_sft_and_lora.ipynb): five, from a batch with a bug in each row to
+# the wait until RL starts. Then try it for real: `rlcourse sft --help`, and `rlcourse train --lora-rank 8 --lr 4e-4`:
+# ten times the laptop preset's learning rate, as section 6 says.
 #
 # ## Further reading
 #

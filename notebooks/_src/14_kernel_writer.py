@@ -461,8 +461,8 @@ finds = [
 # zip(reached("dense", "stated", 0.4), first_tenth["dense"])) }} Supervised steps do the same sooner; then, as in
 # section 2, samples gamble for speed. {{ assert max(first_tenth["sft"]) + taught < min(first_tenth["dense"]) and
 # all(max(r["curves"]["correct"]) > r["curves"]["correct"][-1] + 0.2 and r["curves"]["speedup"][-1] > 1.5 *
-# r["curves"]["speedup"][0] for r in scraps["sft"]["results"]) }}<br><small>The start writes right lines now and then.
-# Could partial credit teach a model that writes none? The figure doesn't show it.</small>
+# r["curves"]["speedup"][0] for r in scraps["sft"]["results"]) }}<br><small>The start already writes right lines now
+# and then.</small>
 #
 # With none of 20 right, the first suspect looks guilty. But one thing doesn't fit: the black line is flat from the
 # start, while the reward in our case *rose* first. What was it paying for?

@@ -891,9 +891,8 @@ same_prompt = prompt[0].tolist() == policy.prompt(problems[0].question)
 #
 # ## Exercises
 #
-# [exercises/15_scale_out.ipynb](../exercises/15_scale_out.ipynb): find out what colleagues divided by, plan an
-# all-reduce in few rounds, see which program hangs and where, split a batch until it no longer pays, and compute how
-# old every batch is.
+# [exercises/15_scale_out.ipynb](../exercises/15_scale_out.ipynb): five, from what a colleague divided by and which
+# program hangs to how old every batch is.
 #
 # ## Further reading
 #
