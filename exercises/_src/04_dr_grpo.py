@@ -91,8 +91,8 @@ print("greedy:", " → ".join(f"{row['accuracy']:.0%}" for row in log if row["ac
 # ●●●○○ · 15 minutes
 #
 # A trainer whose code you can't read calls itself "GRPO-style". You can look at one thing: the gradient of its loss
-# with respect to the log-prob of each token, `[rows, length]`, at the first update after sampling, when every ratio is
-# 1. Both of GRPO's divisions may be in it, or one, or none, and all of it is multiplied by an unknown positive factor.
+# with respect to the log-prob of each token, `[rows, length]`, at the first update after sampling, when all ratios are
+# still 1. Both of GRPO's divisions may be in it, or one, or none, all multiplied by an unknown positive factor.
 #
 # Return a tensor of two numbers, 0 or 1: does it divide by the length of the answer, and does it divide by the standard
 # deviation of the group? `rewards` is `[rows]`, group after group, `mask` bool `[rows, length]`. Some groups may have
@@ -342,9 +342,9 @@ except NotImplementedError:
 # **1** is the shift: her output at position $t$ is scored by the token at $t$. **2** is the mask that ends one token
 # early, so that nobody is ever paid for stopping, and answers run on. **3** is the groups: a prompt without signal got
 # one from the other. **4** is the missing minimum: a wrong token that's already more probable is the one that most
-# needs to be pushed down. **5** is the deviation: a trainer that divides by it can't tell rewards of 10 from rewards of
-# 1. **6** is the divisor, drawn with the answers: a library that accumulates gradients this way trains another loss
-# with every micro-batch size. None of them crashes, and several can't be seen in a curve. Measure.
+# needs to be pushed down. **5** is the deviation: a trainer that divides by it can't tell rewards of 0 and 10 from
+# rewards of 0 and 1. **6** is the divisor, drawn with the answers: a library that accumulates gradients this way trains
+# another loss with every micro-batch size. None of them crashes, and several can't be seen in a curve. Measure.
 
 # %% [markdown]
 # ## q5 · Which recipes make answers longer?

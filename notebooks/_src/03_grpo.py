@@ -154,8 +154,8 @@ rare = table[1, 0].item()
 # \mid s_{i,t})$, it minimises
 #
 # $$\mathcal{L} = \frac{1}{N} \sum_{i=1}^{N} \frac{1}{|y_i|} \sum_{t} m_{i,t} \Bigl[
-# -\min\bigl(\rho_{i,t} A_i,\ \mathrm{clip}(\rho_{i,t}, 1-\varepsilon, 1+\varepsilon)\, A_i\bigr)
-# + \beta\, k_{3,i,t} \Bigr] .$$
+# -\min\bigl(\rho_{i,t} A_i,\ \mathrm{clip}(\rho_{i,t}, 1-\varepsilon, 1+\varepsilon)\, A_i\bigr) +
+# \beta\, k_{3,i,t} \Bigr] .$$
 #
 # 1. One advantage for the whole answer, the same at each of its tokens: no $V(s_t)$, no GAE.
 # 2. Ratio and clip of each token, as in PPO.

@@ -15,6 +15,7 @@ from tools.notebooks.references import outdated
 
 HINTS = ["Hint 1: a question", "Hint 2: the idea", "Hint 3: the shape of the answer"]
 KINDS = ("notebooks", "exercises", "solutions")
+MARKER = re.compile(r" {0,3}(?:[-+*]|1[.)]) ")  # of a list that may begin in the middle of a paragraph
 NOTEBOOKS = sorted(path for kind in KINDS for path in (build.ROOT / kind).glob("*.ipynb"))
 pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 
@@ -74,6 +75,15 @@ def test_it_is_small_has_no_widgets_and_tells_nothing_of_the_machine_that_made_i
         for cell in code_cells(path):
             if re.search(rf"^{explorer.__name__}\(", cell.source, re.M):
                 assert [o for o in cell.outputs if "image/png" in o.get("data", {})]
+
+
+def test_no_line_of_a_paragraph_begins_as_a_list_does(path):
+    """Markdown would make an item of `- 1$` or `1. Both`, in the middle of a formula or of a sentence."""
+    for cell in read(path).cells:
+        if cell.cell_type == "markdown":
+            for first, *rest in (block.splitlines() for block in re.split(r"\n\s*\n", cell.source) if block.strip()):
+                is_list = MARKER.match(first) or first.endswith(":") and MARKER.match(rest[0] if rest else "")
+                assert is_list or not [line for line in rest if MARKER.match(line)], first
 
 
 def test_a_lesson_begins_and_ends_as_every_lesson_does(path):
