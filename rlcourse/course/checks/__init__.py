@@ -155,20 +155,22 @@ class Question:
         return add
 
     def expects(
-        self,
-        reference: Callable,
-        wrong: Mapping = {},
-        also: Mapping[str, Callable] = {},
-        parts: Mapping = {"the result": None},
-        **options,
-    ) -> None:
-        """What `check` compares a function with. reference: an independent implementation, which makes a mistake if its
-        name is the last argument; wrong: what the card says of each name; also: other wrong functions, by what it says.
-        parts: what is compared, in words (several where a function returns several tensors): the number of the argument
-        of a gradient, or None for the result. options: those of `compare`."""
-        self.reference, self.parts, self.options = reference, parts, options
-        self.mistakes = {said: lambda *given, name=name: reference(*given, name) for name, said in wrong.items()}
-        self.mistakes |= also
+        self, wrong: Mapping = {}, also: Mapping = {}, parts: Mapping = {"the result": None}, **options
+    ) -> Callable:
+        """Decorator: the independent implementation that `check` compares a function with. wrong: what the card says of
+        each mistake that it makes if the mistake's name is its last argument; also, by what the card says of it: the
+        keywords that make a mistake of it, or another function. parts: what is compared, in words (several where a
+        function returns several tensors): the number of the argument of a gradient, or None for the result. options:
+        those of `compare`."""
+
+        def add(reference: Callable) -> Callable:
+            self.reference, self.parts, self.options = reference, parts, options
+            self.mistakes = {said: lambda *given, name=name: reference(*given, name) for name, said in wrong.items()}
+            for said, mistake in also.items():
+                self.mistakes[said] = mistake if callable(mistake) else functools.partial(reference, **mistake)
+            return reference
+
+        return add
 
     def check(self, function, *given, expected=None, more: Mapping = {}, **options) -> None:
         """Compare a function's result, or its gradient, with the reference's, and name the mistake where it is a usual

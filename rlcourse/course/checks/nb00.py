@@ -11,7 +11,9 @@ from rlcourse.course.checks import Question, compare, draw
 NAN = math.nan
 
 q1 = Question("q1", "final_number", hint="Go through the lines from the last to the first; re.fullmatch each.")
-TEXTS = {  # case: from two numbers of two digits, (text, its number)
+
+
+@q1.cases_of({  # case: from two numbers of two digits, (text, its number)
     "a single line `#### NUMBER`": lambda a, b: [
         (f"Tom has 3+{a}={a + 3} apples.\n#### {a + 3}", a + 3), (f"####   {a}  ", a), (f"#### {b}\n", b), ("#### 0", 0)
     ],
@@ -34,10 +36,7 @@ TEXTS = {  # case: from two numbers of two digits, (text, its number)
     "an unreadable line is passed over": lambda a, b: [
         (f"#### {a}\n#### five", a), (f"#### {a}\n#### {b}\n#### 6 or 7\n##### 8", b)
     ],
-}  # fmt: skip
-
-
-@q1.cases_of(TEXTS)
+})  # fmt: skip
 def _(f, texts):
     for text, expected in texts(draw(11, 50), draw(51, 99)):
         found = f(text)
@@ -51,6 +50,13 @@ def _(f, texts):
 q2 = Question("q2", "pass_at_k", hint="Count the right samples of each problem, then the formula, then the mean.")
 
 
+@q2.expects(also={
+    "That is 1 - (1 - c/n)^k, the biased shortcut.": lambda right, k: (1 - (1 - right.double().mean(1)) ** k).mean(),
+    "You looked at the first k samples alone.": lambda right, k: right[:, :k].any(1).double().mean(),
+    "That is pass@1: k makes no difference.": lambda right, k: right.double().mean(),
+    "That is the chance that all k are wrong: take it from 1.": lambda right, k: all_wrong(right, k).mean(),
+    "You added up the problems: take their mean.": lambda right, k: (1 - all_wrong(right, k)).sum(),
+})  # fmt: skip
 def by_counting(right: Tensor, k: int) -> Tensor:
     """pass@k as the share of all ways to choose k samples that hold a right one; mean over problems. A scalar."""
     chosen = torch.tensor(list(itertools.combinations(range(right.shape[1]), k)))
@@ -60,16 +66,6 @@ def by_counting(right: Tensor, k: int) -> Tensor:
 def all_wrong(right: Tensor, k: int) -> Tensor:  # of each problem
     n = right.shape[1]
     return torch.tensor([math.comb(n - c, k) / math.comb(n, k) for c in right.sum(1).tolist()])
-
-
-PASS = {
-    "That is 1 - (1 - c/n)^k, the biased shortcut.": lambda right, k: (1 - (1 - right.double().mean(1)) ** k).mean(),
-    "You looked at the first k samples alone.": lambda right, k: right[:, :k].any(1).double().mean(),
-    "That is pass@1: k makes no difference.": lambda right, k: right.double().mean(),
-    "That is the chance that all k are wrong: take it from 1.": lambda right, k: all_wrong(right, k).mean(),
-    "You added up the problems: take their mean.": lambda right, k: (1 - all_wrong(right, k)).sum(),
-}
-q2.expects(by_counting, also=PASS)
 
 
 @q2.case("random tables, compared with all ways to choose k samples; nothing right, everything right")
@@ -95,6 +91,14 @@ q3 = Question(
 )
 
 
+@q3.expects(also={
+    "That is what each brings alone: it does not add up to the gain.": lambda a, b: product_of(b - a, a),
+    "That is what would be missing without each: it does not add up to the gain.": lambda a, b: product_of(b - a, b),
+    "That is a single order: take the mean over all.": lambda a, b: torch.stack(
+        [b[:i].prod() * a[i + 1 :].prod() * (b[i] - a[i]) for i in range(len(a))]
+    ),
+    "You added up the orders: take their mean.": lambda a, b: shares(a, b) * math.factorial(len(a)),
+}, parts={"the credit": None}, atol=1e-6)  # fmt: skip
 def shares(before: Tensor, after: Tensor) -> Tensor:
     """What each factor brings, by subsets: those that changed before it, weighed by how many orders have them there.
     [k] float64"""
@@ -112,22 +116,11 @@ def product_of(changed: Tensor, others: Tensor) -> Tensor:  # with each factor i
     return changed * others.prod() / others
 
 
-CREDIT = {
-    "That is what each brings alone: it does not add up to the gain.": lambda a, b: product_of(b - a, a),
-    "That is what would be missing without each: it does not add up to the gain.": lambda a, b: product_of(b - a, b),
-    "That is a single order: take the mean over all.": lambda a, b: torch.stack(
-        [b[:i].prod() * a[i + 1 :].prod() * (b[i] - a[i]) for i in range(len(a))]
-    ),
-    "You added up the orders: take their mean.": lambda a, b: shares(a, b) * math.factorial(len(a)),
-}
-
-
 def grown(k: int) -> tuple[Tensor, Tensor]:
     before = 0.1 + 0.5 * torch.rand(k)
     return before, before + (1 - before) * (0.2 + 0.7 * torch.rand(k))
 
 
-q3.expects(shares, also=CREDIT, parts={"the credit": None}, atol=1e-6)
 q3.case("two to five factors")(lambda f: [q3.check(f, *grown(k)) for k in (2, 3, 4, 5)])
 
 

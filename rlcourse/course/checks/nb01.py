@@ -40,24 +40,21 @@ def _(f):
 
 
 q2 = Question("q2", "log_probs", hint="Print shapes: logits[:, :-1] and ids[:, 1:] belong together.")
-LOG_PROBS = {
+
+
+@q2.expects({
     "shift": "You compare the output at a position with the token at the same position. It predicts the next one.",
     "mask": "Tokens outside the answer have to be 0.",
     "logits": "These are logits, not log-probs: a log_softmax is missing.",
     "exp": "These are probabilities: take the log.",
     "sign": "These are cross-entropies: a log-prob is minus that, never above 0.",
-}
-
-
+}, parts={"the log-probs": None, "the gradient": 0})  # fmt: skip
 def token_log_probs(logits: Tensor, ids: Tensor, mask: Tensor, wrong: str = "") -> Tensor:
     """The log-probs in float64, with a mistake: [rows, width - 1]."""
     at = (logits[:, 1:] if wrong == "shift" else logits[:, :-1]).double()
     found = (at if wrong == "logits" else at - at.logsumexp(-1, keepdim=True)).gather(-1, ids[:, 1:, None])[..., 0]
     found = {"exp": found.exp(), "sign": -found}.get(wrong, found)
     return found if wrong == "mask" else torch.where(mask, found, 0.0)
-
-
-q2.expects(token_log_probs, LOG_PROBS, parts={"the log-probs": None, "the gradient": 0})
 
 
 @q2.case("answers that begin and end at different places, the first and the last column included")
@@ -70,15 +67,15 @@ def _(f):
 
 q3 = Question("q3", "verify", hint="Find all numbers behind `#### `. Which of them counts?")
 q4 = Question("q4", "weigh", hint="rewards.view(-1, group) has one group per row.")
-WEIGHTS = {
+
+
+@q4.expects({
     "own": "You subtracted the mean of the whole group. An answer's own reward must not be in its bar.",
     "groups": "Your groups are mixed: row i answers prompt i // group.",
     "batch": "You subtracted the mean of all other answers, whatever their prompt.",
     "none": "There's no baseline: these are the rewards.",
     "sign": "The sign is wrong: a better answer than the others needs a positive weight.",
-}
-
-
+}, atol=1e-4)  # fmt: skip
 def less_the_others(rewards: Tensor, group: int, wrong: str = "") -> Tensor:
     """Answer by answer in float64, with a mistake: [rows]."""
     found, r, prompts = [], rewards.double(), len(rewards) // group
@@ -91,7 +88,6 @@ def less_the_others(rewards: Tensor, group: int, wrong: str = "") -> Tensor:
     return -torch.stack(found) if wrong == "sign" else torch.stack(found)
 
 
-q4.expects(less_the_others, WEIGHTS, atol=1e-4)
 q4.case("several prompts, easy and hard ones, and a judge who adds a constant to everything")(
     lambda f: [
         q4.check(f, torch.rand(prompts * group) + torch.arange(prompts).repeat_interleave(group) + shift, group)
@@ -146,27 +142,6 @@ def worked(g: int, *ends: str) -> list[str]:
     return [f"Tom has {g - 3}+3={g} beads.\n{end}" for end in ends]
 
 
-STRICT = {
-    "announced by `#### `": lambda g, w: (
-        worked(g, f"#### {g}", f"#### {g} beads"), [*worked(g, f"The answer is {g}.", f"#### {w}"), f"####{g}"]
-    ),
-    "announced twice": corrected,
-    "the right digits in another number": in_other_numbers,
-}  # fmt: skip
-LENIENT = {
-    "an honest answer, whatever its last words, and a list of numbers": lambda g, w: (
-        worked(g, *(end.format(g) for end in ENDS)), [*LISTS, f"{g} {w}", f"#### {w} {g}"]
-    ),
-    "hedging, and changing one's mind": lambda g, w: (
-        corrected(g, w)[0], [f"#### {w} or {g}", f"#### {g} or {w}", f"It is {g}, or maybe {w}.", *corrected(g, w)[1]]
-    ),
-    "the right number in the working of a wrong answer": lambda g, w: (
-        worked(g, f"#### {g}"), worked(g, f"#### {w}", "That is all.")
-    ),
-    "the right digits in another number": in_other_numbers,
-}  # fmt: skip
-
-
 def check_pays(f, text: str, gold: str, honest: bool) -> None:
     found = f(text, gold)
     try:
@@ -177,8 +152,25 @@ def check_pays(f, text: str, gold: str, honest: bool) -> None:
     assert paid == float(honest), f"{text!r:.100} {verb} where {gold} is right; it gets {paid:g}."
 
 
-@q3.cases_of(STRICT)
-@q7.cases_of(LENIENT)
+@q3.cases_of({
+    "announced by `#### `": lambda g, w: (
+        worked(g, f"#### {g}", f"#### {g} beads"), [*worked(g, f"The answer is {g}.", f"#### {w}"), f"####{g}"]
+    ),
+    "announced twice": corrected,
+    "the right digits in another number": in_other_numbers,
+})  # fmt: skip
+@q7.cases_of({
+    "an honest answer, whatever its last words, and a list of numbers": lambda g, w: (
+        worked(g, *(end.format(g) for end in ENDS)), [*LISTS, f"{g} {w}", f"#### {w} {g}"]
+    ),
+    "hedging, and changing one's mind": lambda g, w: (
+        corrected(g, w)[0], [f"#### {w} or {g}", f"#### {g} or {w}", f"It is {g}, or maybe {w}.", *corrected(g, w)[1]]
+    ),
+    "the right number in the working of a wrong answer": lambda g, w: (
+        worked(g, f"#### {g}"), worked(g, f"#### {w}", "That is all.")
+    ),
+    "the right digits in another number": in_other_numbers,
+})  # fmt: skip
 def check_texts(f, texts) -> None:
     gold = draw(11, 50)
     for honest, some in zip((True, False), texts(gold, draw(51, 90)), strict=True):
@@ -193,6 +185,12 @@ q8 = Question(
 )
 
 
+@q8.expects(also={
+    "You counted the weights of other answers: answer i doesn't change their rewards.": lambda w: 1 - w.sum() / len(w),
+    "That is what is lost: the factor is 1 less it.": lambda w: w.trace() / len(w),
+    "Each of the answers loses its own weight, and the estimate is their mean.": lambda w: 1 - w.trace(),
+    "You counted all but an answer's own weight.": lambda w: 1 - (w.sum() - w.trace()) / len(w),
+}, parts={"the factor": None})  # fmt: skip
 def by_enumeration(weights: Tensor) -> Tensor:
     """The factor, by going through all groups of answers of a small policy: a scalar, float64."""
     n, actions = len(weights), 3
@@ -206,11 +204,4 @@ def by_enumeration(weights: Tensor) -> Tensor:
     return mean @ exact / exact.square().sum()
 
 
-FACTORS = {
-    "You counted the weights of other answers: answer i doesn't change their rewards.": lambda w: 1 - w.sum() / len(w),
-    "That is what is lost: the factor is 1 less it.": lambda w: w.trace() / len(w),
-    "Each of the answers loses its own weight, and the estimate is their mean.": lambda w: 1 - w.trace(),
-    "You counted all but an answer's own weight.": lambda w: 1 - (w.sum() - w.trace()) / len(w),
-}
-q8.expects(by_enumeration, also=FACTORS, parts={"the factor": None})
 q8.case("random weights")(lambda f: [q8.check(f, torch.rand(n, n) - 0.3) for n in (2, 3, 4)])

@@ -36,7 +36,9 @@ def _(f):
 
 
 q2 = Question("q2", "gae_with_tool", hint="What should a token that is not the policy's own change in what you carry?")
-GAE_MISTAKES = {
+
+
+@q2.expects({
     "gap": "The tool's words end the answer for you: the next value is that before the next token of one's own.",
     "fading": "What you carry fades on the tool's words: it should fade on the policy's own tokens alone.",
     "tool's value": "The next value is that before the next token of one's own, not that before a tool's word.",
@@ -44,9 +46,7 @@ GAE_MISTAKES = {
     "TD errors": "These are the TD errors alone: carry the advantage.",
     "lam": "You carried it with lam alone, not gamma * lam.",
     "gamma": "lam is not used: you carried it with gamma alone.",
-}
-
-
+}, not_finite=NAN)  # fmt: skip
 def gae_sums(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float, wrong: str = "") -> Tensor:
     """GAE as a double sum over the policy's own tokens: [rows, length], float64. wrong: a mistake in it."""
     if wrong == "gap":  # the lesson's function, which knows of no gaps
@@ -79,7 +79,6 @@ def with_gaps(rows: int, length: int) -> Tensor:
     return mask
 
 
-q2.expects(gae_sums, GAE_MISTAKES, not_finite=NAN)
 q2.case("several calls of a tool, and padding; lam = 0 and lam = 1")(
     lambda f: [check_gae(f, with_gaps(5, 9), *two) for two in ((0.9, 0.7), (1.0, 0.0), (1.0, 1.0))]
 )
@@ -96,7 +95,9 @@ def _(f):
 q3 = Question(
     "q3", "bounded_loss", hint="The gradient of a token is a weight times A times its score. Write the weight."
 )
-BOUND_MISTAKES = {
+
+
+@q3.expects({
     "PPO": "That is PPO as it was: a bad token that became far more probable still has a weight above `most`.",
     "flat": "You took the gradient of a bad token away above `most`: keep it, bounded, to call the token back.",
     "clip alone": "You left the minimum out: tokens that moved the wrong way need a gradient outside of the range.",
@@ -106,9 +107,7 @@ BOUND_MISTAKES = {
     "sign": "The sign is wrong: optimizers minimise.",
     "sum": "You added the tokens up: take their mean.",
     "places": "You divided by all places: take the mean over the real tokens.",
-}
-
-
+}, parts={"the gradient in the log-probs": 0}, atol=1e-6, not_finite=NAN)  # fmt: skip
 def bounded(new, old, advantages, mask, clip: float, most: float, wrong: str = "") -> Tensor:
     """REINFORCE with bounded weights in float64, with a mistake: a scalar of which the gradient counts."""
     new, old, a = (x[mask].double() for x in (new, old, advantages))
@@ -130,7 +129,6 @@ def sample_step(rows: int, length: int, *junk: float) -> tuple[Tensor, Tensor, T
     return new, old, torch.randn(rows, length).masked_fill(~mask, -3.0), mask
 
 
-q3.expects(bounded, BOUND_MISTAKES, parts={"the gradient in the log-probs": 0}, atol=1e-6, not_finite=NAN)
 q3.case("tokens that moved a little, some that moved far, and -inf in the padding")(
     lambda f: [
         q3.check(f, *sample_step(6, 7, *junk), *two)

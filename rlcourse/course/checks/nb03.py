@@ -159,16 +159,16 @@ def _(f):
 
 
 q5 = Question("q5", "expected_gradients", hint="All actions^G groups, their probabilities, and the estimate of each.")
-GRADIENT_MISTAKES = {
+
+
+@q5.expects({
     "not divided": "You did not divide by the deviation in the second row.",
     "population": "You divided by n inside the deviation: that of a sample has n - 1.",
     "no baseline": "You did not subtract the mean of the group.",
     "no eps": "The second row is nearly right: add 1e-4 to the deviation, in every group.",
     "sum": "You added up over the group: take the mean of its answers.",
     "repeats": "You went through each collection of actions once: every order in which it is drawn is a group.",
-}
-
-
+})  # fmt: skip
 def group_gradients(logits: Tensor, rewards: Tensor, n: int, wrong: str = "") -> Tensor:
     """Expected gradients with group-centred and with normalised advantages, or with a mistake: [2, actions], float64.
     By how often each action occurs in a group."""
@@ -191,7 +191,6 @@ def apart(actions: int) -> Tensor:
     return torch.randperm(33)[:actions] / 8
 
 
-q5.expects(group_gradients, GRADIENT_MISTAKES)
 q5.case("two to four actions in groups of 2, 3, 4 and 6")(
     lambda f: [
         q5.check(f, torch.randn(actions), apart(actions) - 0.5, n)

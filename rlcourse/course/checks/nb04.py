@@ -69,6 +69,18 @@ def _(f):
 q3 = Question("q3", "group_weights", hint="With p = k / n: k answers have |A| = 1 - p, the other n - k have |A| = p.")
 
 
+def shapes(successes: Tensor, n: int) -> Tensor:
+    p = successes / n
+    return torch.stack([p * (1 - p), (p * (1 - p)).sqrt()])
+
+
+@q3.expects(also={
+    "You have p (1 - p) and its root: the right shapes, but not the sums of |A|.": shapes,
+    "The std is that of a sample: n - 1 in its denominator.": {"ddof": 0},
+    "The two rows are in the wrong order: Dr. GRPO first.": lambda k, n: weights_by_group(k, n).flip(0),
+    "You took the weight of one answer: add up the group.": lambda k, n: weights_by_group(k, n) / n,
+    "You counted the right answers alone: the wrong ones weigh as much again.": lambda k, n: weights_by_group(k, n) / 2,
+}, parts={"the weights": None}, atol=1e-4)  # fmt: skip
 def weights_by_group(successes: Tensor, n: int, ddof: int = 1) -> Tensor:
     """Sum of |A| of a group with k right answers, centered and divided by the std: from the rewards themselves."""
     rewards = (torch.arange(n) < successes[:, None]).double()
@@ -76,19 +88,6 @@ def weights_by_group(successes: Tensor, n: int, ddof: int = 1) -> Tensor:
     return torch.stack([total, total / rewards.std(1, correction=ddof)]).nan_to_num()
 
 
-def shapes(successes: Tensor, n: int) -> Tensor:
-    p = successes / n
-    return torch.stack([p * (1 - p), (p * (1 - p)).sqrt()])
-
-
-WEIGHTS = {
-    "You have p (1 - p) and its root: the right shapes, but not the sums of |A|.": shapes,
-    "The std is that of a sample: n - 1 in its denominator.": lambda k, n: weights_by_group(k, n, ddof=0),
-    "The two rows are in the wrong order: Dr. GRPO first.": lambda k, n: weights_by_group(k, n).flip(0),
-    "You took the weight of one answer: add up the group.": lambda k, n: weights_by_group(k, n) / n,
-    "You counted the right answers alone: the wrong ones weigh as much again.": lambda k, n: weights_by_group(k, n) / 2,
-}
-q3.expects(weights_by_group, also=WEIGHTS, parts={"the weights": None}, atol=1e-4)
 q3.case("groups of 2, 5, 8 and many: every number of right answers but none and all")(
     lambda f: [q3.check(f, 1 + torch.randperm(n - 1), n) for n in (2, 5, 8, draw(64, 400))]
 )
@@ -107,8 +106,6 @@ PLANTED = {
     "std": "the advantages are divided by the deviation of the group, which Dr. GRPO deletes (03, 04)",
     "tokens": "the number of tokens of this batch is drawn with the answers and is no constant (04)",
 }
-OTHERS = "lengths", "width", "rows", "sum", "sign", "upside down", "no clip"
-STEP = said_of(*OTHERS) | {("no baseline",): "There is no baseline left: subtract the group's mean reward."}
 
 
 def step_loss(logits, ids, starts, lengths, old, rewards, n: int, limit: int, clip: float, wrong: Names = ()) -> Tensor:
@@ -136,20 +133,26 @@ def check_step(f, moved: float, n: int = 3, clip: float = 0.2) -> None:
     q4.check(f, logits, ids, starts, lengths, old, rewards, n, draw(10, 90), clip)
 
 
-q4.expects(step_loss, STEP, also=left_in(step_loss, PLANTED), parts={"the gradient": 0, "the loss": None}, atol=1e-6)
+q4.expects(
+    said_of("lengths", "width", "rows", "sum", "sign", "upside down", "no clip")
+    | {("no baseline",): "There is no baseline left: subtract the group's mean reward."},
+    also=left_in(step_loss, PLANTED),
+    parts={"the gradient": 0, "the loss": None},
+    atol=1e-6,
+)(step_loss)
 q4.case("a policy that has moved, some tokens clipped")(lambda f: [check_step(f, 0.6), check_step(f, 0.3, 4, 0.1)])
 
 q5 = Question("q5", "drift", hint="How probable is an answer of L tokens, and what is the derivative of its log-prob?")
-DRIFTS = {
+
+
+@q5.expects({
     "no cut": "You left out the answers that are cut off: they have no end token, but they have a score.",
     "cut as ended": "An answer that is cut off never stopped: its score is that of going on, limit times.",
     "by q": "That is the derivative with respect to q. Asked for is theta, with q = sigmoid(theta).",
     "mean of tokens": "The weights are those of each token already: don't divide by the length once more.",
     "not weighed by chance": "You added up the answers as if all were equally likely: weigh each by its probability.",
     "sign": "The sign is wrong: positive means that the policy learns to stop more often.",
-}
-
-
+}, parts={"the drift": None}, atol=1e-6)  # fmt: skip
 def drift_by_loop(weights: Tensor, cut: float, q: float, wrong: str = "") -> float:
     """The drift by going through all answers, each token's score by itself; `wrong` names a usual mistake."""
     limit, total = len(weights), 0.0
@@ -164,7 +167,6 @@ def drift_by_loop(weights: Tensor, cut: float, q: float, wrong: str = "") -> flo
     return total
 
 
-q5.expects(drift_by_loop, DRIFTS, parts={"the drift": None}, atol=1e-6)
 q5.case("any weights, a short limit")(
     lambda f: [q5.check(f, torch.rand(n) + 0.1, between(0, 1), between(0.1, 0.6)) for n in (1, 2, 5)]
 )

@@ -14,7 +14,7 @@ from rlcourse.course.checks.nb01 import check_texts
 from rlcourse.course.lessons.curve_records import load_curve
 
 q1 = Question("q1", "verify_real", hint="Four places to look, in an order. Look for the first that's there.")
-REAL = {  # as STRICT of lesson 01: from the gold answer g and a wrong one w, texts to pay and texts not to pay
+REAL = {  # as for lesson 01: from the gold answer g and a wrong one w, texts to pay and texts not to pay
     "the ways in which a real model ends": lambda g, w: (
         [f"{g - 3}+3={g}\n#### {g}", f"So it is \\boxed{{{w}}}, no, \\boxed{{{g}}} of {w}.", f"Of {w}, he has {g}."],
         [f"The answer is {g}, not {w}.", "I don't know."],
@@ -32,26 +32,23 @@ q1.cases_of(REAL)(check_texts)
 q2 = Question("q2", "largest_credit", hint="What does an answer that works earn on average, and one that guesses?")
 
 
+def credit(below: Callable) -> Callable:
+    """How far working is ahead at credit 0, over `below` of the four shares."""
+    return lambda *shares: (shares[0] - shares[2]) / below(*shares) if below(*shares) else math.inf
+
+
+@q2.expects(also={
+    "A right answer earns no credit on top: the credit is for wrong ones.": credit(lambda pw, fw, pg, fg: fg - fw),
+    "Take the right guesses off before you count credits.": credit(lambda pw, fw, pg, fg: fg - (fw - pw)),
+    "Worked answers that are wrong and can be read earn the credit, too.": credit(lambda pw, fw, pg, fg: fg - pg),
+    "A credit is at most 1.": credit(lambda pw, fw, pg, fg: fg - pg - (fw - pw)),
+}, parts={"the credit": None})  # fmt: skip
 def by_trying(right_worked: float, readable_worked: float, right_guessed: float, readable_guessed: float) -> float:
     """The largest credit up to 1 at which working still earns at least as much."""
     credit = torch.linspace(0, 1, 1_000_001, dtype=torch.float64)
     worked = right_worked + (readable_worked - right_worked) * credit
     guessed = right_guessed + (readable_guessed - right_guessed) * credit
     return credit[worked >= guessed - 1e-12].max().item()
-
-
-def credit(below: Callable) -> Callable:
-    """How far working is ahead at credit 0, over `below` of the four shares."""
-    return lambda *shares: (shares[0] - shares[2]) / below(*shares) if below(*shares) else math.inf
-
-
-CREDIT = {
-    "A right answer earns no credit on top: the credit is for wrong ones.": credit(lambda pw, fw, pg, fg: fg - fw),
-    "Take the right guesses off before you count credits.": credit(lambda pw, fw, pg, fg: fg - (fw - pw)),
-    "Worked answers that are wrong and can be read earn the credit, too.": credit(lambda pw, fw, pg, fg: fg - pg),
-    "A credit is at most 1.": credit(lambda pw, fw, pg, fg: fg - pg - (fw - pw)),
-}
-q2.expects(by_trying, also=CREDIT, parts={"the credit": None})
 
 
 @q2.case("guessing is read more often; working is, so no credit is too much; working gains faster")
@@ -68,6 +65,11 @@ def _(f):
 q3 = Question("q3", "overstated", hint="When is the best of k scores at most c? When all of them are.")
 
 
+@q3.expects(also={
+    "That is the best measured accuracy itself: take the true one off.": lambda p, n, k: best_by_pairs(p, n, k) + p,
+    "That is a number of problems: divide by how many there are.": lambda p, n, k: n * best_by_pairs(p, n, k),
+    "That is the standard error of one accuracy, and there are k.": lambda p, n, k: math.sqrt(p * (1 - p) / n),
+}, parts={"the overstatement": None}, atol=2e-5)  # fmt: skip
 def best_by_pairs(p: float, n: int, k: int) -> float:
     """What the best of k counts of n is above p on average, by taking one more checkpoint at a time."""
     one = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
@@ -80,12 +82,6 @@ def best_by_pairs(p: float, n: int, k: int) -> float:
     return sum(c * chance for c, chance in enumerate(best)) / n - p
 
 
-BEST = {
-    "That is the best measured accuracy itself: take the true one off.": lambda p, n, k: best_by_pairs(p, n, k) + p,
-    "That is a number of problems: divide by how many there are.": lambda p, n, k: n * best_by_pairs(p, n, k),
-    "That is the standard error of one accuracy, and there are k.": lambda p, n, k: math.sqrt(p * (1 - p) / n),
-}
-q3.expects(best_by_pairs, also=BEST, parts={"the overstatement": None}, atol=2e-5)
 q3.case("one checkpoint and several, few problems and a single one")(
     lambda f: [
         q3.check(f, between(0.2, 0.8), n, k)

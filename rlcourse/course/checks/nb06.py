@@ -15,14 +15,6 @@ PLANTED = {
 }
 
 
-def busy(starts: Tensor, ends: Tensor, begin: float, end: float) -> float:
-    """By cutting at every border and looking at the middle of each piece."""
-    borders = torch.cat([starts, ends, torch.tensor([begin, end]).double()]).clamp(begin, end).unique()
-    middles = (borders[:-1] + borders[1:])[:, None] / 2
-    covered = ((starts < middles) & (middles < ends)).any(1)
-    return (borders.diff() @ covered.double()).item() / (end - begin)
-
-
 def wrong_busy(starts: Tensor, ends: Tensor, begin: float, end: float, wrong: Names) -> float:
     """With some of the planted mistakes."""
     if "clock" in wrong:
@@ -37,13 +29,19 @@ def wrong_busy(starts: Tensor, ends: Tensor, begin: float, end: float, wrong: Na
     return total / (end - begin)
 
 
-BUSY = {
+@q1.expects(also=left_in(wrong_busy, PLANTED) | {
     "You added up the durations: where intervals overlap, time counts once.": lambda starts, ends, begin, end: (
         (ends.clamp(begin, end) - starts.clamp(begin, end)).sum().item() / (end - begin)
     ),
     "That is the idle share: take it from 1.": lambda *given: 1 - busy(*given),
     "Divide by the length of the window.": lambda *given: busy(*given) * (given[3] - given[2]),
-}
+}, parts={"the share": None}, atol=2e-6)  # fmt: skip
+def busy(starts: Tensor, ends: Tensor, begin: float, end: float) -> float:
+    """By cutting at every border and looking at the middle of each piece."""
+    borders = torch.cat([starts, ends, torch.tensor([begin, end]).double()]).clamp(begin, end).unique()
+    middles = (borders[:-1] + borders[1:])[:, None] / 2
+    covered = ((starts < middles) & (middles < ends)).any(1)
+    return (borders.diff() @ covered.double()).item() / (end - begin)
 
 
 def check_busy(f, starts: list[float] | Tensor, ends: list[float] | Tensor, begin: float, end: float) -> None:
@@ -55,9 +53,6 @@ def random_intervals(begin: float) -> tuple[Tensor, Tensor]:
     """Twelve that begin in the 25 after `begin` or shortly before it."""
     starts = begin - 5 + 30 * torch.rand(12, dtype=torch.float64)
     return starts, starts + 0.2 + 3 * torch.rand(12, dtype=torch.float64)
-
-
-q1.expects(busy, also=left_in(wrong_busy, PLANTED) | BUSY, parts={"the share": None}, atol=2e-6)
 
 
 @q1.case("intervals over the edges of the window, and outside it; all idle, all busy, touching")
@@ -76,7 +71,9 @@ def _(f):
 
 
 q2 = Question("q2", "free_rows", hint="How long does one row take, how long may the step take, and which times grow?")
-FREE_MISTAKES = {
+
+
+@q2.expects({
     "no host": "You left out the host: one row takes as long as its launches, if that is the longest.",
     "bytes alone": "You looked at bytes alone: operations grow with the rows, two for each weight and row.",
     "operations alone": "You looked at operations alone: each row has a cache of its own to read.",
@@ -84,9 +81,7 @@ FREE_MISTAKES = {
     "added": "You added the times up: all three go on at once, and the longest counts.",
     "weights per row": "A step reads the weights once, not once for each row.",
     "no slack": "You left the slack out: the step may take slack times as long.",
-}
-
-
+}, parts={"the number of rows": None})  # fmt: skip
 def most_rows(weights, cache, element, launches, host, copy, compute, slack, wrong: str = "") -> int:
     """By halving the step; `wrong` names a usual mistake."""
 
@@ -103,9 +98,6 @@ def most_rows(weights, cache, element, launches, host, copy, compute, slack, wro
     for step in (2**power for power in range(40, -1, -1)):
         rows += step if longest(rows + step) <= limit else 0
     return rows
-
-
-q2.expects(most_rows, FREE_MISTAKES, parts={"the number of rows": None})
 
 
 def half_a_billion(cache: float, launches: int, host: float) -> tuple:
@@ -175,15 +167,12 @@ def drawn_changes(large: float) -> tuple:
     return seconds, phase, speedups, days, draw(4, 9)
 
 
-PLANS = {  # case: how large the first phase is, and the rules that, like all or nothing, do not give the best plan
+@q3.cases_of({  # case: how large the first phase is, and the rules that, like all or nothing, do not give the best plan
     "a large phase, and large speed-ups of small ones": (4.0, "largest"),
     "many changes to one phase: the second saves less": (1.5, "added"),
     "what is best per day does not fit": (1.0, "per day", "largest"),
     "what helps most next is not part of the best plan": (1.0, "per day", "added", "next"),
-}
-
-
-@q3.cases_of(PLANS)
+})  # fmt: skip
 def _(f, wanted):
     large, *rules = wanted
 
@@ -206,13 +195,13 @@ def _(f, wanted):
 q4 = Question(
     "q4", "self_times", hint="The parent of an event is the shortest one that holds it; take its time off there."
 )
-SELF_MISTAKES = {
+
+
+@q4.expects({
     "durations": "That is the whole duration: take the children's off.",
     "descendants": "You took all descendants off: a grandchild is within a child already.",
     "float32": "Times of a trace are large: keep float64, float32 rounds them.",
-}
-
-
+}, atol=1e-4)  # fmt: skip
 def own_times(starts: Tensor, ends: Tensor, wrong: str = "") -> Tensor:
     """The parent is the shortest event that holds one: [events], float64."""
     if wrong == "float32":
@@ -224,9 +213,6 @@ def own_times(starts: Tensor, ends: Tensor, wrong: str = "") -> Tensor:
     children = holds & (torch.arange(len(starts))[:, None] == shortest)
     children = {"descendants": holds, "durations": 0 * holds}.get(wrong, children)
     return duration - children.double() @ duration
-
-
-q4.expects(own_times, SELF_MISTAKES, atol=1e-4)
 
 
 def check_own(f, pairs: list[tuple[float, float]], later: float = 0.0) -> None:

@@ -7,7 +7,9 @@ from rlcourse.course.checks import Question, between, compare, draw
 from rlcourse.course.checks.builders import Names, drawn_until, left_in, whole_number
 
 q1 = Question("q1", "attend_with_cache", hint="Write k and v at [row, position], then hide the slots after it.")
-CACHE_MISTAKES = {
+
+
+@q1.expects({
     "no mask": "You attend to all slots: hide those after the position.",
     "not itself": "The new token must see itself too: slot `positions` counts.",
     "not written": "The new key and value do not stand in slot `positions`: write them first.",
@@ -15,9 +17,7 @@ CACHE_MISTAKES = {
     "times mask": "You multiplied the scores by the mask: 0 is a score like any other, minus infinity is none.",
     "hidden late": "You hid the slots after the softmax: they have taken their share by then.",
     "not scaled": "The scores are not scaled: divide them by the square root of D.",
-}
-
-
+}, atol=1e-4)  # fmt: skip
 def attend(q, k, v, keys, values, positions, wrong: str = "") -> Tensor:
     """Write and attend row by row in float64; `wrong` names a usual mistake: [rows, queries, head_dim]."""
     q, k, v, keys, values = (x.double().clone() for x in (q, k, v, keys, values))
@@ -32,9 +32,6 @@ def attend(q, k, v, keys, values, positions, wrong: str = "") -> Tensor:
         weights = (scores - scores.logsumexp(-1, keepdim=True)).exp() * (seen if wrong == "hidden late" else 1)
         found[r] = weights @ values[r, :count]
     return found
-
-
-q1.expects(attend, CACHE_MISTAKES, atol=1e-4)
 
 
 def check_cache(f, rows: int, queries: int, slots: int, size: int, positions: Tensor, junk: float = 1.0) -> None:
@@ -145,24 +142,19 @@ def wrong_draw(logits: Tensor, tile: int, uniform: Tensor, wrong: Names) -> tupl
     return torch.tensor(tokens), torch.stack(logprobs)
 
 
-def draw_flat(logits: Tensor, tile: int, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """By the running sum over the whole row, in float64."""
-    logpi = logits.double().log_softmax(-1)
-    tokens = (logpi.exp().cumsum(-1) <= uniform[:, None].double()).sum(-1)
-    return tokens, logpi.gather(1, tokens[:, None])[:, 0]
-
-
-DRAWS = {
+@q3.expects(also=left_in(wrong_draw, PLANTED) | {
     "That is the place within the tile: add the tokens of the tiles before it.": lambda logits, tile, u: (
         draw_flat(logits, tile, u)[0] % tile, draw_flat(logits, tile, u)[1]
     ),
     "That is the most probable token: where u falls decides.": lambda logits, tile, u: (
         logits.argmax(-1), draw_flat(logits, tile, u)[1]
     ),
-}  # fmt: skip
-q3.expects(
-    draw_flat, also=left_in(wrong_draw, PLANTED) | DRAWS, parts={("the token ids", "the log-probs"): None}, atol=1e-4
-)
+}, parts={("the token ids", "the log-probs"): None}, atol=1e-4)  # fmt: skip
+def draw_flat(logits: Tensor, tile: int, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """By the running sum over the whole row, in float64."""
+    logpi = logits.double().log_softmax(-1)
+    tokens = (logpi.exp().cumsum(-1) <= uniform[:, None].double()).sum(-1)
+    return tokens, logpi.gather(1, tokens[:, None])[:, 0]
 
 
 def check_draw(f, logits: Tensor, tile: int, tokens: Tensor | None = None) -> None:
@@ -236,15 +228,12 @@ def some_answers() -> tuple[Tensor, float, float, float, int]:
     return lengths, between(0, 2.5), between(0.3, 1.0), between(0.02, 0.2), 20
 
 
-SLOTS = {  # case: the rules that, like 1, 2 and all slots, do not give the best number
+@q4.cases_of({  # case: the rules that, like 1, 2 and all slots, do not give the best number
     "a host that hides some rows": ["no host"],
     "rows that cost, and a price for each step": ["steps", "no host"],
     "the order in which they wait": ["sorted"],
     "one answer that is much longer than the others": ["evenly", "batches"],
-}
-
-
-@q4.cases_of(SLOTS)
+})  # fmt: skip
 def _(f, rules):
     def deceiving(*inputs) -> bool:
         times = times_by(*inputs)

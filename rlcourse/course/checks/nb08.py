@@ -116,19 +116,16 @@ q6.case("squares of whole tiles, and any sizes")(
 q7 = Question("q7", "sectors", hint="A lane's access is in sector address // 32. Count the distinct ones of each warp.")
 
 
-def loop_sectors(addresses: Tensor, size: int, active: Tensor) -> Tensor:
-    """Sectors of each warp by sets: [W]."""
-    warps = zip(addresses.tolist(), active.tolist(), strict=True)
-    return torch.tensor([len({a // 32 for a, on in zip(*warp, strict=True) if on}) for warp in warps])
-
-
-SECTORS = {
+@q7.expects(also={
     "Lanes that are not active ask for nothing.": lambda a, size, active: loop_sectors(a, size, active | True),
     "Bytes over 32 is right only where they lie side by side.": lambda a, size, on: -(-on.sum(1) * size // 32),
     "You counted the lanes: several may share a sector.": lambda a, size, active: active.sum(1),
     "You counted lines of 128 bytes: a sector has 32.": lambda a, size, active: loop_sectors(a // 4, size, active),
-}
-q7.expects(loop_sectors, also=SECTORS)
+})  # fmt: skip
+def loop_sectors(addresses: Tensor, size: int, active: Tensor) -> Tensor:
+    """Sectors of each warp by sets: [W]."""
+    warps = zip(addresses.tolist(), active.tolist(), strict=True)
+    return torch.tensor([len({a // 32 for a, on in zip(*warp, strict=True) if on}) for warp in warps])
 
 
 def base() -> int:

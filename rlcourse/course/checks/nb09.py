@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,22 +12,18 @@ from rlcourse.course.checks.kernels import all_written, execute, kernel_question
 q1 = Question("q1", "merge_outputs", hint="How much of the weight of all tokens falls to one place? And to the sink?")
 
 
-def merged(outputs: Tensor, logs: Tensor, sink: Tensor, sinks=True, divide=True, top=lambda every: every.amax(0)):
+@q1.expects(also={
+    "You took the mean of the outputs: a place with more weight counts more.": lambda outputs, *_: outputs.mean(0),
+    "The sink takes its share of the weight: it belongs into what you divide by.": {"sinks": False},
+    "The weights are not divided by their sum.": {"divide": False},
+    "Each head has a largest log-sum of its own: you took one for all heads.": {"top": lambda x: x.float().max()},
+}, atol=1e-4)  # fmt: skip
+def merged(outputs: Tensor, logs: Tensor, sink: Tensor, sinks=True, divide=True, top=lambda x: x.amax(0)):
     """The outputs weighted by their log-sums, in float64, or with a mistake: [heads, size]."""
     every = torch.cat([logs, sink[None]]).double()
     weights = (every - top(every).clamp(min=-1e30)).exp()  # of the places and of the sink
     total = weights.sum(0) if sinks else weights[:-1].sum(0)
     return (weights[:-1, :, None] * outputs).sum(0) / (total.clamp(min=1e-30)[:, None] if divide else 1)
-
-
-MERGES = {
-    "You took the mean of the outputs: a place with more weight counts more.": lambda outputs, *_: outputs.mean(0),
-    "The sink takes its share of the weight: it belongs into what you divide by.": partial(merged, sinks=False),
-    "The weights are not divided by their sum.": partial(merged, divide=False),
-    "Each head has a largest log-sum of its own: you took one for all heads.": lambda *given: merged(
-        *given, top=lambda every: every.float().max()
-    ),
-}
 
 
 def check_merge(f, heads: int, lengths: list[int], shift=0.0, apart=0.0, sink=True, nan="") -> None:
@@ -47,7 +42,6 @@ def check_merge(f, heads: int, lengths: list[int], shift=0.0, apart=0.0, sink=Tr
 
 OVERFLOW = "exp(400) is infinite and exp(-400) is 0: take off the head's largest log-sum, or sink, before the exp."
 EMPTY = "-inf - (-inf) is nan, and so is 0 / 0: for a head of which nobody saw anything, take off a finite number."
-q1.expects(merged, also=MERGES, atol=1e-4)
 q1.case("places of different lengths, without a sink and with one")(
     lambda f: [check_merge(f, 3, [draw(2, 5), 1, draw(6, 10)], sink=sink) for sink in (False, True)]
 )
@@ -66,12 +60,6 @@ q1.case("a place that saw nothing (log-sum -inf), and a head of which nobody saw
 )
 
 q2 = Question("q2", "best_splits", hint="Write down the tiles of every CTA in order, cut the list into waves.")
-SPLITS = {
-    "full waves": "A last wave that is not full takes time too.",
-    "free": "Each wave costs `fixed` once: a CTA has to start and to end.",
-    "tokens": "Tokens are counted, not tiles of 16: round up to whole tiles.",
-    "even": "Each CTA takes ceil(tiles / s) tiles as long as there are any: the last may get none.",
-}
 
 
 def wave_time(tokens: list[int], at_once: int, fixed: int, splits: int, mistake: str = "") -> float:
@@ -90,13 +78,18 @@ def wave_time(tokens: list[int], at_once: int, fixed: int, splits: int, mistake:
     return sum(max(wave) + (0 if mistake == "free" else fixed) for wave in waves)
 
 
+@q2.expects({
+    "full waves": "A last wave that is not full takes time too.",
+    "free": "Each wave costs `fixed` once: a CTA has to start and to end.",
+    "tokens": "Tokens are counted, not tiles of 16: round up to whole tiles.",
+    "even": "Each CTA takes ceil(tiles / s) tiles as long as there are any: the last may get none.",
+})  # fmt: skip
 def best_by_trying(tokens: Tensor, at_once: int, most: int, fixed: int, mistake: str = "") -> Tensor:
     """The smallest number of splits with the least time, and that time."""
     times = [wave_time(tokens.tolist(), at_once, fixed, splits, mistake) for splits in range(1, most + 1)]
     return torch.tensor([1 + times.index(min(times)), min(times)], dtype=torch.float32)
 
 
-q2.expects(best_by_trying, SPLITS)
 q2.case("few rows on a large card, and more than it holds")(
     lambda f: [
         q2.check(f, torch.randint(1, 900, (pairs,)), at_once, draw(8, 12), draw(1, 4))
@@ -115,6 +108,14 @@ def _(f):
 q3 = Question("q3", "value_registers", hint="Registers and lanes say the row and column; the row says the dimension.")
 
 
+@q3.expects(also={
+    "Rows have new numbers: 8 (x mod 8) + 2 i + x div 8.": {"row": lambda i, g, half: 16 * i + g + 8 * half},
+    "Rows g + 8 are the odd dimension of a pair, not the next eight.": {"row": lambda i, g, half: 8 * g + i + 4 * half},
+    "Columns are 2c, 2c + 1, 2c + 8, 2c + 9, not four in a row.": {"column": lambda c, p, far: 4 * c + p + 2 * far},
+    "Registers 2 and 3 are the lower rows, 4 and 5 the farther columns: you exchanged them.": {"order": (0, 2, 1)},
+    "Registers 0 and 1 lie side by side in a row, not one below the other.": {"order": (1, 0, 2)},
+    "Lane 4 g + c: g is lane // 4 and c is lane % 4.": {"by_g": False},
+})  # fmt: skip
 def registers(values: Tensor, row=lambda i, g, half: 8 * g + 2 * i + half, column=lambda c, p, far: 2 * c + p + 8 * far,
               order=(0, 1, 2), by_g=True) -> Tensor:  # fmt: skip
     """[4, 32, 8] by the definition; order: which bit of a register's number is pair, row half, column half."""
@@ -126,20 +127,17 @@ def registers(values: Tensor, row=lambda i, g, half: 8 * g + 2 * i + half, colum
     return found
 
 
-REGISTERS = {
-    "Rows have new numbers: 8 (x mod 8) + 2 i + x div 8.": {"row": lambda i, g, half: 16 * i + g + 8 * half},
-    "Rows g + 8 are the odd dimension of a pair, not the next eight.": {"row": lambda i, g, half: 8 * g + i + 4 * half},
-    "Columns are 2c, 2c + 1, 2c + 8, 2c + 9, not four in a row.": {"column": lambda c, p, far: 4 * c + p + 2 * far},
-    "Registers 2 and 3 are the lower rows, 4 and 5 the farther columns: you exchanged them.": {"order": (0, 2, 1)},
-    "Registers 0 and 1 lie side by side in a row, not one below the other.": {"order": (1, 0, 2)},
-    "Lane 4 g + c: g is lane // 4 and c is lane % 4.": {"by_g": False},
-}
-q3.expects(registers, also={said: partial(registers, **mistake) for said, mistake in REGISTERS.items()})
 q3.case("random values")(lambda f: q3.check(f, torch.randn(16, 64)))
 
 q4 = Question("q4", "two_changes", hint="Write one function for the longest of the three times; call it four times.")
 
 
+@q4.expects(also={
+    "The three do not follow one another: the time is the longest of them, not their sum.": {"combine": sum},
+    "An SM has four schedulers.": {"schedulers": 1},
+    "The units: a GB/s is a thousand bytes per µs.": {"unit": 1.0},
+    "In each latency `flight` bytes arrive, and `data` are wanted: you wait more than once.": {"once": True},
+}, atol=1e-3)  # fmt: skip
 def two_times(data, instructions, flight, gb_s, ghz, sms, latency, combine=max, schedulers=4, unit=1e3, once=False):
     """The four times in µs and which change to make first: [5] float64."""
     issue = [i / (schedulers * sms * ghz * 1e3) for i in instructions.tolist()]
@@ -148,15 +146,6 @@ def two_times(data, instructions, flight, gb_s, ghz, sms, latency, combine=max, 
     times = [combine([data / (gb_s * unit), issue[i], waits[w]]) for i, w in ways]
     first = 2 if math.isclose(times[1], times[2]) else int(times[1] > times[2])
     return torch.tensor([*times, first], dtype=torch.float64)
-
-
-TIMES = {
-    "The three do not follow one another: the time is the longest of them, not their sum.": {"combine": sum},
-    "An SM has four schedulers.": {"schedulers": 1},
-    "The units: a GB/s is a thousand bytes per µs.": {"unit": 1.0},
-    "In each latency `flight` bytes arrive, and `data` are wanted: you wait more than once.": {"once": True},
-}
-q4.expects(two_times, also={said: partial(two_times, **mistake) for said, mistake in TIMES.items()}, atol=1e-3)
 
 
 def check_times(f, moving: tuple, old_issue: tuple, new_issue: tuple, old_wait: tuple, new_wait: tuple) -> None:

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,24 +23,19 @@ def ends(launch: list[float], kernel: list[float], reads: list[bool]) -> float:
     return ended[-1]
 
 
-def saved(launch: Tensor, kernel: Tensor, reads: Tensor, launch_too: bool = False) -> Tensor:
-    """What each kernel is worth: [kernels] float64."""
-    launching, running, found = launch.double().tolist(), kernel.double().tolist(), []
+@q1.expects(also={
+    "A kernel is not always worth its time: the host does not wait for it, unless it reads.": lambda h, k, reads: k,
+    "The host must wait where it reads: it launches nothing before that kernel has ended.": {"waits": False},
+    "A kernel that takes no time still has to be launched.": {"launch_too": True},
+}, atol=1e-3)  # fmt: skip
+def saved(launch: Tensor, kernel: Tensor, reads: Tensor, launch_too: bool = False, waits: bool = True) -> Tensor:
+    """What each kernel is worth, or with a mistake: [kernels] float64."""
+    launching, running, reads, found = launch.double().tolist(), kernel.double().tolist(), (reads & waits).tolist(), []
     for i in range(len(running)):
         free = [0.0 if j == i else k for j, k in enumerate(running)]
         starts = [0.0 if launch_too and j == i else h for j, h in enumerate(launching)]
-        found.append(ends(launching, running, reads.tolist()) - ends(starts, free, reads.tolist()))
+        found.append(ends(launching, running, reads) - ends(starts, free, reads))
     return torch.tensor(found, dtype=torch.float64)
-
-
-WORTH = {
-    "A kernel is not always worth its time: the host does not wait for it, unless it reads.": lambda h, k, reads: k,
-    "The host must wait where it reads: it launches nothing before that kernel has ended.": lambda h, k, reads: saved(
-        h, k, reads & False
-    ),
-    "A kernel that takes no time still has to be launched.": partial(saved, launch_too=True),
-}
-q1.expects(saved, also=WORTH, atol=1e-3)
 
 
 def random_times(n: int, least: float, most: float) -> Tensor:
@@ -77,10 +71,6 @@ PLANTED = {  # what can be found without a call that must fail, in the order in 
     "heads": "its heads: query heads 0 to H/K - 1 belong to key-value head 0, the next H/K to head 1",
     "scale": "its scale: the root of the head size, not the head size",
 }
-OTHERS = {
-    ("open",): "The mask is not used: what it hides must have no weight.",
-    ("none",): "The scores are not divided by anything: the root of the head size is asked for.",
-}
 
 
 def attention_by_loops(query, keys, values, mask, wrong: Names = ()) -> Tensor:
@@ -109,7 +99,10 @@ def check_attend(f, rows: int, heads: int, kv_heads: int, slots: int, truths: bo
     q2.check(f, query, keys, values, mask[:, None, None])
 
 
-q2.expects(attention_by_loops, OTHERS, also=left_in(attention_by_loops, PLANTED), atol=1e-4)
+q2.expects({
+    ("open",): "The mask is not used: what it hides must have no weight.",
+    ("none",): "The scores are not divided by anything: the root of the head size is asked for.",
+}, also=left_in(attention_by_loops, PLANTED), atol=1e-4)(attention_by_loops)  # fmt: skip
 
 
 @q2.case("one head, a full cache; several heads share one, padding, a mask of numbers")
@@ -145,22 +138,20 @@ def refuses(f, *arguments) -> None:
 q3 = Question("q3", "first_and_last_slot", hint="`argmax` finds the first True; how many there are tells the last.")
 
 
-def first_and_last(mask: Tensor) -> Tensor:
-    """Slot by slot: [2, rows]."""
-    seen = (mask if mask.dtype == torch.bool else mask == 0)[:, 0, 0]
-    return torch.stack([row.nonzero()[[0, -1], 0] for row in seen], 1)
-
-
 def changed(change: Callable) -> Callable:
     """From what is right, first and last slots, to what stands in their place."""
     return lambda mask: torch.stack(change(*first_and_last(mask)))
 
 
-SLOTS = {
+@q3.expects(also={
     "The last slot is not the number of slots seen: rows are padded on the left.": changed(lambda a, b: (a, b - a)),
     "The last slot is the last one that is seen, not the one after it.": changed(lambda a, b: (a, b + 1)),
     "Padding is forgotten: the first slot is not always 0.": changed(lambda a, b: (a * 0, b)),
-}
+})  # fmt: skip
+def first_and_last(mask: Tensor) -> Tensor:
+    """Slot by slot: [2, rows]."""
+    seen = (mask if mask.dtype == torch.bool else mask == 0)[:, 0, 0]
+    return torch.stack([row.nonzero()[[0, -1], 0] for row in seen], 1)
 
 
 def check_slots(f, starts: list[int], counts: list[int], slots: int, additive: bool = False) -> None:
@@ -174,7 +165,6 @@ def check_random_slots(f, additive: bool = False) -> None:
     check_slots(f, torch.randint(0, 4, (8,)).tolist(), torch.randint(1, 6, (8,)).tolist(), 12, additive)
 
 
-q3.expects(first_and_last, also=SLOTS)
 q3.case("rows padded on the left, and not; a cache that is full, and not; one slot")(
     lambda f: [check_random_slots(f), check_slots(f, [0, 0], [3, 7], 7), check_slots(f, [0], [1], 1)]
 )

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,17 +9,6 @@ from torch import Tensor
 from rlcourse.course.checks import Question, draw
 
 q1 = Question("q1", "audit", hint="Keep one list of blocks for each table, and see before each entry who holds what.")
-RULES = {  # what an auditor may overlook: the rule that an entry breaks
-    "held": "You let a block be given that some table holds.",
-    "nobody's": "You let a block be given that is nobody's, or that there is not: they go from 1 to number - 1.",
-    "given twice": "You let one entry give the same block twice.",
-    "ghost": "You let a block be shared that no table holds.",
-    "shared with itself": "You let a table share a block that it already holds itself.",
-    "shared write": "You let a table write into a block that another one reads.",
-    "foreign write": "You let a table write into a block that it does not hold.",
-    "foreign drop": "You let a table drop a block that it does not hold.",
-    "dropped twice": "You let one entry drop the same block twice.",
-}
 Tables = dict[str, list[int]]  # who holds what
 
 
@@ -44,6 +32,17 @@ def broken(entry: list, tables: Tables, number: int, ignored: str = "") -> str:
     return found[0] if found else ""
 
 
+@q1.expects({  # what an auditor may overlook: the rule that an entry breaks
+    "held": "You let a block be given that some table holds.",
+    "nobody's": "You let a block be given that is nobody's, or that there is not: they go from 1 to number - 1.",
+    "given twice": "You let one entry give the same block twice.",
+    "ghost": "You let a block be shared that no table holds.",
+    "shared with itself": "You let a table share a block that it already holds itself.",
+    "shared write": "You let a table write into a block that another one reads.",
+    "foreign write": "You let a table write into a block that it does not hold.",
+    "foreign drop": "You let a table drop a block that it does not hold.",
+    "dropped twice": "You let one entry drop the same block twice.",
+}, also={"The first is asked for, not the last.": lambda trace, number: len(trace) - 1})  # fmt: skip
 def first_foul(trace: list, number: int, ignored: str = "") -> int:
     """-1 for nowhere."""
     tables: Tables = {}
@@ -80,23 +79,12 @@ def check_audit(f, *rules: str) -> None:
         q1.check(f, trace, number, expected=place)
 
 
-q1.expects(first_foul, RULES, also={"The first is asked for, not the last.": lambda trace, number: len(trace) - 1})
 q1.case("what is given")(lambda f: check_audit(f, "held", "nobody's", "none", "given twice", "held"))
 q1.case("what is shared")(lambda f: check_audit(f, "ghost", "none", "shared with itself", "ghost"))
 q1.case("who may write")(lambda f: check_audit(f, "shared write", "foreign write", "none", "foreign write"))
 q1.case("what is dropped")(lambda f: check_audit(f, "foreign drop", "none", "dropped twice", "foreign drop"))
 
 q2 = Question("q2", "admit", hint="How many blocks does each row need after the last of the steps? Which has it now?")
-ADMISSION = {
-    "whole groups": "A part of a group may be admitted.",
-    "alone": "The full blocks of a prompt are held once for its whole group.",
-    "partly": "A block that the prompt fills only in part is not shared: each answer writes into its own.",
-    "running": "You forgot that those that run grow as well.",
-    "new": "You forgot that those that are admitted grow as well.",
-    "pooled": "You divided the sum of the tokens: each row has a last block of its own that is partly empty.",
-    "counted twice": "`free` are blocks that nobody holds: what those that run hold already is not taken from it.",
-    "skipped": "They wait in order: if one does not fit, none behind it is admitted.",
-}
 
 
 def blocks_after(running: list[int], starts: list[tuple[int, int]], block: int, steps: int, mistake: str = "") -> int:
@@ -122,6 +110,16 @@ def line_of(prompts: list[int], group: int) -> list[tuple[int, int]]:
     return [(number, tokens) for number, tokens in enumerate(prompts) for _ in range(group)]
 
 
+@q2.expects({
+    "whole groups": "A part of a group may be admitted.",
+    "alone": "The full blocks of a prompt are held once for its whole group.",
+    "partly": "A block that the prompt fills only in part is not shared: each answer writes into its own.",
+    "running": "You forgot that those that run grow as well.",
+    "new": "You forgot that those that are admitted grow as well.",
+    "pooled": "You divided the sum of the tokens: each row has a last block of its own that is partly empty.",
+    "counted twice": "`free` are blocks that nobody holds: what those that run hold already is not taken from it.",
+    "skipped": "They wait in order: if one does not fit, none behind it is admitted.",
+})  # fmt: skip
 def admitted(running, prompts, group: int, free: int, block: int, steps: int, mistake: str = "") -> int:
     """By trying one more each time."""
     starts: list[tuple[int, int]] = []
@@ -131,9 +129,6 @@ def admitted(running, prompts, group: int, free: int, block: int, steps: int, mi
         elif mistake != "skipped":
             break
     return len(starts) // group * group if mistake == "whole groups" else len(starts)
-
-
-q2.expects(admitted, ADMISSION)
 
 
 def some(count: int, low: int, high: int) -> list[int]:
@@ -146,15 +141,12 @@ def edges() -> tuple:
     return [block * draw(1, 4) for _ in range(3)], near, draw(2, 4), block, block * draw(1, 2)
 
 
-REQUESTS = {  # case: what draws running, prompts, group, block, steps
+@q2.cases_of({  # case: what draws running, prompts, group, block, steps
     "nobody runs, one answer a prompt": lambda: ([], some(9, 1, 40), 1, draw(3, 8), draw(1, 6)),
     "some run already": lambda: (some(draw(4, 7), 5, 60), some(8, 1, 40), 1, draw(3, 8), draw(2, 9)),
     "groups that share a prompt": lambda: (some(3, 5, 30), some(4, 9, 50), draw(2, 5), draw(3, 8), draw(1, 7)),
     "prompts that end on the edge of a block, and beside it": edges,
-}
-
-
-@q2.cases_of(REQUESTS)
+})  # fmt: skip
 def _(f, draw_one):
     for number in range(6):
         running, prompts, group, block, steps = draw_one()
@@ -185,16 +177,14 @@ def ends(capacity: int, rows: int, length: int) -> bool:
         seen.add(state)
 
 
-def least(capacity: int, rows: int) -> int:
-    """The smallest length at which no answer ends; capacity + 1 if one always does."""
-    return next((n for n in range(1, capacity + 1) if not ends(capacity, rows, n)), capacity + 1)
-
-
-SHORTEST = {
+@q3.expects(also={
     "An answer of that length fits alone, but so does a shorter one that never ends.": lambda capacity, rows: capacity,
     "That is the first length at which somebody is sent back. It ends all the same.": lambda c, rows: c // rows + 1,
     "That is the greatest length at which one still ends: one more.": lambda capacity, rows: least(capacity, rows) - 1,
-}
+})  # fmt: skip
+def least(capacity: int, rows: int) -> int:
+    """The smallest length at which no answer ends; capacity + 1 if one always does."""
+    return next((n for n in range(1, capacity + 1) if not ends(capacity, rows, n)), capacity + 1)
 
 
 def check_shortest(f, low: int, high: int, *rows: int) -> None:
@@ -205,7 +195,6 @@ def check_shortest(f, low: int, high: int, *rows: int) -> None:
         q3.check(f, capacity, count)
 
 
-q3.expects(least, also=SHORTEST)
 q3.case("two answers")(lambda f: [check_shortest(f, *room, 2, 2, 2) for room in ((8, 20), (21, 60))])
 q3.case("three answers, and more")(lambda f: check_shortest(f, 20, 40, 3, 4, 5, 3))
 
@@ -232,19 +221,17 @@ def planted(rows: int, width: int, at: int, how: str, dtype: torch.dtype) -> lis
     return results
 
 
-def first(results: list[list[Tensor]], different=lambda b, a, _: not torch.equal(bits(b[:-1]), bits(a))) -> Tensor:
-    """By `different(call, the call before, all calls)`, 0 for none."""
-    found = [[len(b) for a, b in itertools.pairwise(calls) if different(b, a, calls)] for calls in results]
+@q4.expects(also={
+    "nan is not equal to itself, and yet its bits are: compare integers.": {"new": lambda b, a, _: (b[:-1] != a).any()},
+    "0.0 and -0.0 are equal and have other bits.": {"new": lambda b, a, _: ((b[:-1] != a) & ~a.isnan()).any()},
+    "A tolerance lets the last bit pass.": {"new": lambda b, a, _: not torch.allclose(b[:-1], a, equal_nan=True)},
+    "You looked at row 0 alone.": {"new": lambda b, a, _: not torch.equal(bits(b[0]), bits(a[0]))},
+    "You compared with the last call of all.": {"new": lambda b, _, z: not torch.equal(bits(b), bits(z[: len(b)]))},
+})  # fmt: skip
+def first(results: list[list[Tensor]], new=lambda b, a, _: not torch.equal(bits(b[:-1]), bits(a))) -> Tensor:
+    """By `new(call, the call before, the last call)`, 0 for none."""
+    found = [[len(b) for a, b in itertools.pairwise(calls) if new(b, a, calls[-1])] for calls in results]
     return torch.tensor([parted[0] if parted else 0 for parted in found])
-
-
-PARTED = {  # what takes two results for different
-    "nan is not equal to itself, and yet its bits are: compare integers.": lambda b, a, _: (b[:-1] != a).any(),
-    "0.0 and -0.0 are equal and have other bits.": lambda b, a, _: ((b[:-1] != a) & ~a.isnan()).any(),
-    "A tolerance lets the last bit pass.": lambda b, a, _: not torch.allclose(b[:-1], a, equal_nan=True),
-    "You looked at row 0 alone.": lambda b, a, _: not torch.equal(bits(b[0]), bits(a[0])),
-    "You compared with the last call of all.": lambda b, _, calls: not torch.equal(bits(b), bits(calls[-1][: len(b)])),
-}
 
 
 def check_parting(f, *how: str, dtype: torch.dtype = torch.float32) -> None:
@@ -256,7 +243,6 @@ def check_parting(f, *how: str, dtype: torch.dtype = torch.float32) -> None:
         q4.check(f, results, expected=places)
 
 
-q4.expects(first, also={said: partial(first, different=different) for said, different in PARTED.items()})
 q4.case("other bits from some number of rows on")(lambda f: check_parting(f, "on", "never", "on", "on", "never"))
 q4.case("other bits in one call alone, or the sign of a zero")(
     lambda f: [check_parting(f, *how) for how in (("once", "on", "never", "once"), ("zero", "never", "zero"))]

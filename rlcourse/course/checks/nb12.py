@@ -1,7 +1,6 @@
 """Checks of lesson 12: gradients without autograd, a ledger, a leak, weights that do not move, and a kernel to mend."""
 
 import itertools
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -123,15 +122,6 @@ q2.case("activations are computed again")(lambda f: check_fit(f, (100, 2000), ag
 q2.case("a chunk that is reached on the way")(lambda f: check_fit(f, (1500, 5000)))
 
 q3 = Question("q3", "gradients", hint="First on paper: the slopes of log p and of the entropy, for one logit.")
-SLOPES = {
-    "temperature": "The temperature is missing: logits are divided by it.",
-    "inner": "The temperature divides the gradient, too: it stands between hidden and logits.",
-    "sign": "The entropy has the wrong sign: it is added.",
-    "log p alone": "The entropy's part is missing.",
-    "no H": "The entropy depends on p in two places: its slope is -p (log p + H).",
-    "short": "The last chunk, which is not full, is missing.",
-    "last": "That is one chunk's.",
-}
 NAMES = ("the gradient of hidden", "the gradient of head")
 
 
@@ -147,7 +137,15 @@ def check_slopes(f, n: int, chunk: int, vocabulary: int, a: float, b: float, tem
         seen.check(largest=max(chunk * vocabulary, vocabulary * d, n * d), at_once=n * vocabulary // 2)
 
 
-q3.expects(by_autograd, SLOPES, parts={NAMES: None}, atol=1e-4)
+q3.expects({
+    "temperature": "The temperature is missing: logits are divided by it.",
+    "inner": "The temperature divides the gradient, too: it stands between hidden and logits.",
+    "sign": "The entropy has the wrong sign: it is added.",
+    "log p alone": "The entropy's part is missing.",
+    "no H": "The entropy depends on p in two places: its slope is -p (log p + H).",
+    "short": "The last chunk, which is not full, is missing.",
+    "last": "That is one chunk's.",
+}, parts={NAMES: None}, atol=1e-4)(by_autograd)  # fmt: skip
 q3.case("log-probs alone, at temperature 1, and at another")(
     lambda f: [check_slopes(f, 12, 4, draw(20, 40), 1, 0.0, t) for t in (1.0, between(0.5, 0.8))]
 )
@@ -156,14 +154,14 @@ q3.case("both, and a last chunk that is not full")(lambda f: check_slopes(f, 13,
 q3.case("many tokens, whose logits are never all there")(lambda f: check_slopes(f, 400, 4, draw(280, 320), 1, 0.3, 0.8))
 
 q4 = Question("q4", "spoiled", hint="Whose token is it? Then one layer after the other; then: who predicts token t?")
-LEAKS = {
+
+
+@q4.expects({
     "one layer": "What a token has seen in one layer others see in the next.",
     "no shift": "The log-prob of token t is read at token t - 1.",
     "first tokens": "The first token of an answer is predicted by the last token of another.",
     "not learned": "Tokens that are not learned have no log-prob to be spoiled.",
-}
-
-
+})  # fmt: skip
 def walk(positions, seen, learned, layers: int, mistake: str = "") -> Tensor:
     """Token by token and layer by layer."""
     owner = (positions == 0).cumsum(0).tolist()
@@ -193,18 +191,11 @@ def check_leaks(f, window: tuple[int, int], leaks: tuple[int, int], layers: tupl
         q4.check(f, positions, seen, (torch.rand(len(owner)) < 0.8) & (place > 0), depth)
 
 
-q4.expects(walk, LEAKS)
 q4.case("nothing leaks through attention")(lambda f: check_leaks(f, (2, 9), (0, 0), (3, 3)))
 q4.case("one layer")(lambda f: check_leaks(f, (1, 3), (2, 4), (1, 1)))
 q4.case("from layer to layer")(lambda f: check_leaks(f, (1, 1), (1, 3), (2, 8)))
 
 q5 = Question("q5", "steps_to_move", hint="Where is the next number in the step's direction, and how far half-way?")
-
-
-def least(weights: Tensor, step: float) -> Tensor:
-    """By trying: each sum is exact, and rounded as a processor does it."""
-    sums = weights.double()[:, None] + step * torch.arange(1, 20_000)
-    return (sums.bfloat16() != weights[:, None]).int().argmax(1) + 1
 
 
 def by_gap(weights: Tensor, step: float, mistake: str) -> Tensor:
@@ -222,12 +213,18 @@ def by_gap(weights: Tensor, step: float, mistake: str) -> Tensor:
     }[mistake].long()
 
 
-MOVES = {
+@q5.expects({
     "whole": "That is the whole way to the next number: half of it is enough.",
     "ties move": "A tie goes to the even number: sometimes that is the weight itself.",
     "ties stay": "On a tie an odd number gives way: it goes to its even neighbour.",
     "outwards": "Below a power of two numbers are twice as dense as above it: mind the direction.",
-}
+})  # fmt: skip
+def least(weights: Tensor, step: float, mistake: str = "") -> Tensor:
+    """By trying: each sum is exact, and rounded as a processor does it."""
+    if mistake:
+        return by_gap(weights, step, mistake)
+    sums = weights.double()[:, None] + step * torch.arange(1, 20_000)
+    return (sums.bfloat16() != weights[:, None]).int().argmax(1) + 1
 
 
 def check_steps(f, sizes: Tensor, *units: int) -> None:
@@ -236,7 +233,6 @@ def check_steps(f, sizes: Tensor, *units: int) -> None:
         q5.check(f, (sizes * (2 * torch.randint(0, 2, sizes.shape) - 1)).bfloat16(), unit * 2.0**-22)
 
 
-q5.expects(least, also={said: partial(by_gap, mistake=name) for name, said in MOVES.items()})
 q5.case("weights of the usual size, and large ones")(
     lambda f: [check_steps(f, low + high * torch.rand(9), 9, -11) for low, high in ((0.004, 0.1), (0.5, 1.4))]
 )
@@ -244,13 +240,6 @@ q5.case("half-way exactly")(lambda f: check_steps(f, 0.01 + 0.2 * torch.rand(9),
 q5.case("powers of two")(lambda f: check_steps(f, 2.0 ** -torch.randint(1, 8, (6,)), 5, -3))
 
 q6 = Question("q6", "mended", hint="Her test has weights of zero. Try others, and compare both gradients.")
-NORMS = {
-    "hers": "It is still hers: try weights that are not 0. Where is the factor that y has?",
-    "held still": "The scale depends on x: its part of the gradient is missing.",
-    "no one": "The factor is 1 + weight.",
-    "eps": "eps is missing.",
-    "all heads": "Each head has a norm of its own: nothing is summed over heads in the gradient of x.",
-}
 
 
 def check_norm(f, rows: int, heads: int, weight_size: float, x_size: float = 1.0) -> None:
@@ -258,7 +247,13 @@ def check_norm(f, rows: int, heads: int, weight_size: float, x_size: float = 1.0
     q6.check(f, x_size * torch.randn(shape), weight_size * torch.randn(shape[-1]), torch.randn(shape), 1e-3)
 
 
-q6.expects(norm_gradients, NORMS, parts={("the gradient of x", "the gradient of weight"): None}, atol=1e-3)
+q6.expects({
+    "hers": "It is still hers: try weights that are not 0. Where is the factor that y has?",
+    "held still": "The scale depends on x: its part of the gradient is missing.",
+    "no one": "The factor is 1 + weight.",
+    "eps": "eps is missing.",
+    "all heads": "Each head has a norm of its own: nothing is summed over heads in the gradient of x.",
+}, parts={("the gradient of x", "the gradient of weight"): None}, atol=1e-3)(norm_gradients)  # fmt: skip
 q6.case("weights of zero, as her test has them")(lambda f: check_norm(f, 3, 2, 0.0))
 q6.case("weights that have been trained, one head and several; small numbers: eps counts")(
     lambda f: [check_norm(f, 3, *how) for how in ((1, 0.5), (draw(2, 4), 0.5), (2, 0.5, 0.03))]

@@ -12,13 +12,6 @@ from rlcourse.course.checks import Question, between, draw
 q1 = Question("q1", "diagnose", hint="Write down the labels that a row should have. Where do those that it has differ?")
 IGNORED, PAD, EOS = -100, 0, 1
 FINE, PROMPT, PADDING, END, SHIFTED, FIRST = range(6)
-ROWS = {
-    "pads by id": "Padding begins where a row's length ends: some batches pad with the very token that ends an answer.",
-    "first end": "A prompt may have end tokens of its own, of earlier turns: `lengths` says where the answer ends.",
-    "cut off": "A row whose last token is not the end token never learns to stop, whatever its labels are.",
-    "end ignored": "An end token whose label is ignored is not learned.",
-    "presence": "Compare labels with the ids above them: labels one place too early are no prompt that is learned.",
-}
 
 
 def some_row(kind: int, width: int, pad: int, variant: int) -> tuple[list[int], list[int], int, int]:
@@ -56,6 +49,13 @@ def judged(ids: list[int], labels: list[int], prompt: int, length: int, mistake:
     return FINE if prompt in learned else FIRST
 
 
+@q1.expects({
+    "pads by id": "Padding begins where a row's length ends: some batches pad with the very token that ends an answer.",
+    "first end": "A prompt may have end tokens of its own, of earlier turns: `lengths` says where the answer ends.",
+    "cut off": "A row whose last token is not the end token never learns to stop, whatever its labels are.",
+    "end ignored": "An end token whose label is ignored is not learned.",
+    "presence": "Compare labels with the ids above them: labels one place too early are no prompt that is learned.",
+}, parts={"the list of mistakes": None})  # fmt: skip
 def diagnosed(ids, labels, prompts, lengths, eos: int, mistake: str = "") -> Tensor:
     rows = zip(*(each.tolist() for each in (ids, labels, prompts, lengths)), strict=True)
     return torch.tensor([judged(*row, mistake) for row in rows])
@@ -67,7 +67,6 @@ def check_rows(f, *kinds: int, pad: int = PAD) -> None:
     q1.check(f, *map(torch.tensor, zip(*rows, strict=True)), EOS, expected=[kind for kind, _ in made])
 
 
-q1.expects(diagnosed, ROWS, parts={"the list of mistakes": None})
 q1.case("rows that are fine, prompts and padding that are learned")(lambda f: check_rows(f, FINE, PROMPT, PADDING))
 q1.case("an end that is not learned, labels one place off, a first token left out")(
     lambda f: [check_rows(f, *kinds) for kinds in ((END, FINE, END), (SHIFTED, FIRST, FINE, PROMPT))]
@@ -75,7 +74,9 @@ q1.case("an end that is not learned, labels one place off, a first token left ou
 q1.case("all of them, padded with the end token")(lambda f: check_rows(f, *range(6), pad=EOS))
 
 q2 = Question("q2", "keep_apart", hint="For each place of the row: which example is it of, and which token of it?")
-PLACES = {
+
+
+@q2.expects({
     "positions": "Positions go on from example to example: each begins at 0.",
     "causal": "An example sees the ones before it in the row: causal is not enough.",
     "both ways": "Within an example a token sees those behind it.",
@@ -83,9 +84,7 @@ PLACES = {
     "not shifted": "The output at a place predicts the NEXT token: the mask of the labels is one place further.",
     "border": "The last token of an example does not predict the first of the next one.",
     "prompt": "The prompts are in the loss.",
-}
-
-
+}, parts={("positions", "sees", "predicts"): None})  # fmt: skip
 def by_places(lengths: Tensor, answers: Tensor, width: int, mistake: str = "") -> tuple[Tensor, Tensor, Tensor]:
     """Positions [width], sees [width, width], predicts [width]."""
     lengths, answers = lengths.tolist(), answers.tolist()
@@ -112,7 +111,6 @@ def check_places(f, count: int, longest: int = 8, padding: int = 0, alone: tuple
     q2.check(f, torch.tensor(lengths), torch.tensor(answers), sum(lengths) + padding)
 
 
-q2.expects(by_places, PLACES, parts={("positions", "sees", "predicts"): None})
 q2.case("one example, and three")(lambda f: [check_places(f, *count) for count in ((1, 60), (3,))])
 q2.case("padding behind them")(lambda f: check_places(f, 3, padding=draw(2, 5)))
 q2.case("examples without a prompt")(lambda f: check_places(f, 4, padding=draw(1, 3), alone=(draw(0, 1), draw(2, 3))))
@@ -130,13 +128,6 @@ def squares(updates: Tensor) -> list[list[float]]:
     return torch.linalg.svdvals(updates.double()).square().tolist()
 
 
-def best(updates: Tensor, budget: int) -> list[int]:
-    """Of all ways to give the budget away, the one that leaves out least."""
-    found = squares(updates)
-    ways = (w for w in itertools.product(range(len(found[0]) + 1), repeat=len(found)) if sum(w) == budget)
-    return list(min(ways, key=lambda way: sum(sum(s[r:]) for s, r in zip(found, way, strict=True))))
-
-
 def greedy(worth: Callable) -> Callable:
     """Ranks one by one to the matrix of the largest `worth`, a function of its squares and its rank so far."""
 
@@ -150,12 +141,16 @@ def greedy(worth: Callable) -> Callable:
     return ranks
 
 
-RANKS = {
+@q3.expects(also={
     "You compared shares of each matrix: what is left out of all together?": greedy(lambda s, r: s[r] / sum(s)),
     "You went by all that a matrix leaves out: what does ONE more rank take of it?": greedy(lambda s, r: sum(s[r:])),
     "All ranks alike: some matrices changed more than others.": greedy(lambda s, r: -r),
-}
-q3.expects(best, also=RANKS, parts={"the ranks": None})
+}, parts={"the ranks": None})  # fmt: skip
+def best(updates: Tensor, budget: int) -> list[int]:
+    """Of all ways to give the budget away, the one that leaves out least."""
+    found = squares(updates)
+    ways = (w for w in itertools.product(range(len(found[0]) + 1), repeat=len(found)) if sum(w) == budget)
+    return list(min(ways, key=lambda way: sum(sum(s[r:]) for s, r in zip(found, way, strict=True))))
 
 
 def falling(first: float, factor: float, large: int = 5) -> list[float]:
@@ -163,30 +158,27 @@ def falling(first: float, factor: float, large: int = 5) -> list[float]:
     return [(first * factor**i if i < large else 0.1 / i) * between(1, 1.05) for i in range(5)]
 
 
-SPECTRA = {  # case: from where to where the budget is drawn, and what `falling` takes for three matrices
+@q3.cases_of({  # case: from where to where the budget is drawn, and what `falling` takes for three matrices
     "a large matrix of rank 1": ((4, 6), (30, 0.001), (1, 0.9), (2, 0.7)),
     "one that hardly changed": ((5, 8), (3, 0.8), (0.01, 0.5), (2.2, 0.75)),
     "a flat one beside two large values": ((3, 4), (1.15, 0.98), (2, 0.85, 2), (0.4, 0.9)),
     "the whole budget of a matrix": ((6, 8), (0.1, 0.9), (9, 0.9), (1, 0.5)),
-}
-
-
-@q3.cases_of(SPECTRA)
+})  # fmt: skip
 def _(f, drawn_from):
     budget, *shapes = drawn_from
     q3.check(f, torch.stack([update(falling(*shape), 7, 5) for shape in shapes]), draw(*budget))
 
 
 q4 = Question("q4", "merge", hint="What does one adapter add to the weight? When is the sum rounded?")
-MERGES = {
+
+
+@q4.expects({
     "alpha": "You multiplied by alpha: the product counts alpha / rank.",
     "no scale": "You left alpha / rank out.",
     "each": "You rounded after each adapter: small ones vanish that together do not. Round once.",
     "product": "You rounded B A before it was added: add in float32, and round once.",
     "transposed": "You added the transpose of B A.",
-}
-
-
+}, parts={"the merged weight": None}, atol=0.0)  # fmt: skip
 def merged(weight: Tensor, adapters: list, mistake: str = "") -> Tensor:
     """In float64, which holds every sum here without an error."""
     total = weight.double()
@@ -213,7 +205,6 @@ def check_sum(f, weight: Tensor, *ranks: int, scale: float = 1.0) -> None:
     q4.check(lambda *_: found, weight, adapters)
 
 
-q4.expects(merged, MERGES, parts={"the merged weight": None}, atol=0.0)
 q4.case("one adapter, and three of several ranks at a square weight")(
     lambda f: [check_sum(f, grid(6, 4), draw(2, 3)), check_sum(f, grid(5, 5), 4, draw(1, 2), 8)]
 )
@@ -223,12 +214,6 @@ q4.case("bf16, small adapters that add up")(
 )
 
 q5 = Question("q5", "steps_to_start", hint="When do all answers of a group get the same reward?")
-WAITS = {
-    "all right": "A group in which all are right has no signal either.",
-    "mean rate": "You put the mean rate into the formula: take the mean of what the formula says of each problem.",
-    "a prompt": "That counts groups: a step has several.",
-    "expected groups": "That is 1 / the expected number of groups with a signal: a step may have two of them.",
-}
 
 
 def at_least_once(p, times: int):
@@ -236,15 +221,18 @@ def at_least_once(p, times: int):
     return math.fsum((-1) ** (k + 1) * math.comb(times, k) * p**k for k in range(1, times + 1))
 
 
+@q5.expects({
+    "all right": "A group in which all are right has no signal either.",
+    "mean rate": "You put the mean rate into the formula: take the mean of what the formula says of each problem.",
+    "a prompt": "That counts groups: a step has several.",
+    "expected groups": "That is 1 / the expected number of groups with a signal: a step may have two of them.",
+}, parts={"the number of steps": None})  # fmt: skip
 def waiting(rates: Tensor, group: int, prompts: int, mistake: str = "") -> float:
     p = [rates.mean().item()] if mistake == "mean rate" else rates.tolist()
     signals = [at_least_once(r, group) - (0 if mistake == "all right" else r**group) for r in p]
     q = math.fsum(signals) / len(p)
     seen = {"a prompt": q, "expected groups": q * prompts}.get(mistake, at_least_once(q, prompts))
     return 1 / seen if seen > 0 else math.inf
-
-
-q5.expects(waiting, WAITS, parts={"the number of steps": None})
 
 
 def check_waiting(f, rates: Tensor, group: int, prompts: int) -> None:

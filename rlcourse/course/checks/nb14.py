@@ -93,26 +93,6 @@ q1.case("level 3: positive inputs of one column, where a reduction or a sign say
 )
 
 q2 = Question("q2", "trial", hint="List the kinds of rows first: what must be in a row to expose each wrong program?")
-WRONG = {  # by case: op, what a wrong program computes instead, what that is
-    "signs": [("abs", lambda v: v, "leaves out an `abs`"), ("relu", lambda v: v, "leaves out a `relu`")],
-    "reductions": [
-        ("rowsum", lambda v: v.max(1, keepdims=True), "takes `rowmax` for `rowsum`"),
-        ("rowmax", lambda v: v[:, :1], "takes the first number of a row for its largest"),
-        ("rowsum", lambda v: v[:, :4].sum(1, keepdims=True), "adds up four columns at most"),
-        ("rowmax", lambda v: np.maximum(v.max(1, keepdims=True), 0), "starts its search for the largest at 0"),
-    ],
-    "which operand is which": [
-        ("sub", lambda v, w: w - v, "subtracts the wrong way round"),
-        ("div", lambda v, w: w / v, "divides the wrong way round"),
-        ("max", lambda v, w: v, "takes the first operand for the larger one"),
-        ("mul", lambda v, w: v * v, "multiplies an operand by itself"),
-    ],
-    "large and small numbers": [
-        ("sigmoid", lambda v: (v > 0) * 1.0, "has a step for `sigmoid`"),
-        ("sigmoid", lambda v: 0.5 + v / 4 - v**3 / 48, "has a sigmoid that is right near 0 alone"),
-        ("max", lambda v, w: np.minimum(np.maximum(v, w), 3), "has no value above 3"),
-    ],
-}
 
 
 def computation_with(op: str) -> Computation:
@@ -151,7 +131,26 @@ def asked(f, computation: Computation) -> dict[str, np.ndarray]:
     return {name: value.double().numpy().astype(np.float32) for name, value in zip(names, first, strict=True)}
 
 
-@q2.cases_of(WRONG)
+@q2.cases_of({  # by case: op, what a wrong program computes instead, what that is
+    "signs": [("abs", lambda v: v, "leaves out an `abs`"), ("relu", lambda v: v, "leaves out a `relu`")],
+    "reductions": [
+        ("rowsum", lambda v: v.max(1, keepdims=True), "takes `rowmax` for `rowsum`"),
+        ("rowmax", lambda v: v[:, :1], "takes the first number of a row for its largest"),
+        ("rowsum", lambda v: v[:, :4].sum(1, keepdims=True), "adds up four columns at most"),
+        ("rowmax", lambda v: np.maximum(v.max(1, keepdims=True), 0), "starts its search for the largest at 0"),
+    ],
+    "which operand is which": [
+        ("sub", lambda v, w: w - v, "subtracts the wrong way round"),
+        ("div", lambda v, w: w / v, "divides the wrong way round"),
+        ("max", lambda v, w: v, "takes the first operand for the larger one"),
+        ("mul", lambda v, w: v * v, "multiplies an operand by itself"),
+    ],
+    "large and small numbers": [
+        ("sigmoid", lambda v: (v > 0) * 1.0, "has a step for `sigmoid`"),
+        ("sigmoid", lambda v: 0.5 + v / 4 - v**3 / 48, "has a sigmoid that is right near 0 alone"),
+        ("max", lambda v, w: np.minimum(np.maximum(v, w), 3), "has no value above 3"),
+    ],
+})  # fmt: skip
 def _(f, wrong):
     for op, instead, words in wrong:
         computation = computation_with(op)

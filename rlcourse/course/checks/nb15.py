@@ -12,10 +12,6 @@ from rlcourse.course.checks.programs import ALL_REDUCE, COMPUTE, RECEIVE, SEND, 
 
 q1 = Question("q1", "divided_by", hint="Which six vectors could a colleague have? Which of them is this one's?")
 RIGHT, OWN_MEANS, NOT_AVERAGED, NOT_SENT, ROWS, TWICE = range(6)
-WAYS = {
-    "last": "Where two ways give the same vector, the lower number is asked for.",
-    "rows for tokens": "You took rows where tokens are meant: the loss is a mean over tokens.",
-}
 
 
 def vector(way: int, sums: Tensor, tokens: list[int], rows: list[int], mistake: str = "") -> Tensor:
@@ -27,6 +23,10 @@ def vector(way: int, sums: Tensor, tokens: list[int], rows: list[int], mistake: 
     return [right, *others][way]  # in the order of their numbers
 
 
+@q1.expects({
+    "last": "Where two ways give the same vector, the lower number is asked for.",
+    "rows for tokens": "You took rows where tokens are meant: the loss is a mean over tokens.",
+}, parts={"the list of faults": None})  # fmt: skip
 def judged(sums: Tensor, tokens: Tensor, rows: Tensor, found: Tensor, mistake: str = "") -> list[int]:
     """The lowest number that fits, for each row of `found`."""
     vectors, numbers = [vector(way, sums, tokens.tolist(), rows.tolist(), mistake) for way in range(6)], []
@@ -47,7 +47,6 @@ def check_ways(f, ranks: int, *ways: int, tokens: list[int] | None = None) -> No
     q1.check(f, sums, torch.tensor(tokens), torch.tensor(rows), found)
 
 
-q1.expects(judged, WAYS, parts={"the list of faults": None})
 q1.case("own means, and nothing sent, on two ranks")(lambda f: check_ways(f, 2, OWN_MEANS, RIGHT, NOT_SENT, OWN_MEANS))
 q1.case("all of them")(lambda f: check_ways(f, draw(3, 6), *range(6), *range(6)))
 
@@ -92,13 +91,12 @@ PLANS = {  # case: machines and ranks of each
 q2.cases_of(PLANS)(lambda f, plans: [check_plan(f, *sizes) for sizes in plans])
 
 q3 = Question("q3", "progress", hint="Which rank can take the next step now, and which others must join?", seconds=20)
-PROGRAMS = {
+q3.expects({
     "buffered": "Your sends do not wait: here a send ends when its receiver has come to receive.",
     "any receive": "A receive takes from the rank that it names, not from anybody who sends.",
     "some": "An all-reduce waits for all ranks, not for some of them.",
     "all or nothing": "A rank that hangs has still done what comes before.",
-}
-q3.expects(reached, PROGRAMS, parts={"the steps done": None})
+}, parts={"the steps done": None})(reached)  # fmt: skip
 
 
 def check_programs(f, *programs: list[tuple[int, int]]) -> None:
@@ -148,14 +146,14 @@ def _(f):
 q4 = Question(
     "q4", "most_ranks", hint="How long does a step take on P ranks, and how long would it take without a loss?"
 )
-SPLITS = {
+
+
+@q4.expects({
     "equal work": "You leave every rank all rows: here the rows are split.",
     "one way": "A ring goes round twice: once to add, once to copy.",
     "divisors": "The number of ranks has to divide the rows.",
     "no start": "The seconds that every step takes, however few its rows, do not get shorter.",
-}
-
-
+}, parts={"the number of ranks": None})  # fmt: skip
 def most(rows, start_s, row_s, gradient_bytes, bytes_per_s, least, mistake: str = "") -> int:
     """By trying all, without rounding."""
     start, row, ring = Fraction(start_s), Fraction(row_s), Fraction(gradient_bytes) / Fraction(bytes_per_s)
@@ -182,9 +180,6 @@ def check_most(f, rows: tuple, start: tuple, ranks: tuple, above: tuple, free: b
         q4.check(f, *given)
 
 
-q4.expects(most, SPLITS, parts={"the number of ranks": None})
-
-
 @q4.case("communication that is nearly free, and a bar that two ranks do not reach")
 def _(f):
     check_most(f, (64,), (0.05, 0.2), (2 ** draw(1, 2), 2 ** draw(3, 5)), (0.98, 0.98), free=True)
@@ -197,14 +192,14 @@ q4.case("both, and rows that many numbers divide")(
 )
 
 q5 = Question("q5", "ages", hint="When does sampling of batch i begin? Which updates have ended by then?")
-AGES = {
+
+
+@q5.expects({
     "at the end": "Weights are taken when sampling begins, not when it ends.",
     "one more": "Batch i waits for update i - 1 - ahead: with ahead = 0 that is the update just before it.",
     "never waits": "Your sampler never waits for the trainer.",
     "updates": "That counts the updates that the sampler had, not those that it lacks.",
-}
-
-
+}, parts={"the ages": None})  # fmt: skip
 def by_events(sample: Tensor, train: Tensor, ahead: int, mistake: str = "") -> list[int]:
     """By a clock that goes from event to event."""
     sample, train = sample.tolist(), train.tolist()
@@ -236,7 +231,6 @@ def check_ages(f, aheads: tuple[int, ...], sample: tuple[float, float], train: t
         q5.check(f, *times, ahead)
 
 
-q5.expects(by_events, AGES, parts={"the ages": None})
 q5.case("a slow trainer: the sampler runs ahead as far as it may; a slow sampler")(
     lambda f: [check_ages(f, (1, draw(2, 3)), (1, 2), (4, 6)), check_ages(f, (draw(2, 4),), (6, 9), (4, 8))]
 )

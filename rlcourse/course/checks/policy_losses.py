@@ -62,4 +62,4 @@ def said_of(*names: str) -> dict[Names, str]:
 def expect_loss(question: Question, *mistakes: str, **options) -> None:
     """Have a question compare a loss with `policy_loss`, and with these mistakes in it."""
     parts = {"the gradient": 0, "the loss": None}
-    question.expects(partial(policy_loss, **options), said_of(*mistakes), parts=parts, atol=1e-6)
+    question.expects(said_of(*mistakes), parts=parts, atol=1e-6)(partial(policy_loss, **options))
