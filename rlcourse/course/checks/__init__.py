@@ -172,9 +172,9 @@ class Question:
 
         return add
 
-    def check(self, function, *given, expected=None, more: Mapping = {}, **options) -> None:
+    def check(self, function, *given, **options) -> None:
         """Compare a function's result, or its gradient, with the reference's, and name the mistake where it is a usual
-        one. expected: in place of the reference's result; more: results of other mistakes, by sentence."""
+        one."""
         for what, place in self.parts.items():
 
             def result(of: Callable, place=place):
@@ -182,11 +182,11 @@ class Question:
 
             found = function(*given) if place is None else function.gradient(*given, wrt=place)
             comparison = compare_all if isinstance(what, tuple) else compare
-            right = result(self.reference) if expected is None else expected
+            right = result(self.reference)
             try:
                 comparison(found, right, {}, what, **self.options | options)
             except AssertionError:  # now the mistakes are worth their time
-                named = {said: result(wrong) for said, wrong in self.mistakes.items()} | more
+                named = {said: result(wrong) for said, wrong in self.mistakes.items()}
                 comparison(found, right, named, what, **self.options | options)
 
     def __call__(self, function: Callable) -> Result:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rlcourse.course.checks import Question, between, compare, draw
+from rlcourse.course.checks.comparison import as_tensor
 from rlcourse.course.checks.gradients import Numbers, by_autograd, norm_gradients
 from rlcourse.course.checks.kernels import check_kernel, kernel_question
 
@@ -13,52 +14,54 @@ q1 = Question("q1", "wrong_gradient", hint="A right gradient fits at some step; 
 STEPS = torch.tensor([10.0**-k for k in range(8)], dtype=torch.float64)
 
 
-def table(scales: list[float], offset: list[float], curved: list[float], count: int) -> tuple[Tensor, ...]:
-    """(plus, minus, claims, place) of three functions of `count` numbers, in random order: how large each is, what is
-    added to it in that measure, how curved it is. The claim at `place` is wrong in one number."""
-    place, shape, order = draw(0, 2), (3, count), torch.randperm(3)
+@q1.expects({
+    "size": "Their sizes differ: ask how wrong a gradient is for its size.",
+    "best": "That one is right: it fits best.",
+    "mean": "A mean hides one wrong number among thousands: take the worst.",
+    **{k: f"Step {s:g} alone: large ones show curvature, small ones rounding, none tells for all."
+       for k, s in enumerate(STEPS.tolist())},
+})  # fmt: skip
+def place_of_wrong(steps: Tensor, plus: Tensor, minus: Tensor, claims: Tensor, wrong: str | int = "") -> Tensor:
+    """By all steps, or with a mistake, such as the number of the only step: a scalar."""
+    errors = ((plus.double() - minus.double()) / (2 * steps[:, None]) - claims[:, None]).abs()  # [3, S, count]
+    off = errors.mean(-1) if wrong == "mean" else errors.amax(-1)
+    off = off if wrong == "size" else off / claims.abs().amax(-1, keepdim=True)
+    at_best = off[:, wrong] if isinstance(wrong, int) else off.amin(1)
+    return at_best.argmin() if wrong == "best" else at_best.argmax()
+
+
+def table(scales: list[float], offset: list[float], curved: list[float], count: int) -> tuple[tuple, int]:
+    """(plus, minus, claims) of three functions, each a sum of `count` sines, in random order: how large each is, what
+    is added to it in that measure, how curved it is. Of the claims one is wrong in one number: its place."""
+    place, order = draw(0, 2), torch.randperm(3)
     scale, added, bend = (torch.tensor(each).double()[order, None] for each in (scales, offset, curved))
-    frequency = bend * (0.5 + torch.rand(shape)).double()
-    phase, x = (6.28 * torch.rand(shape)).double(), (0.6 + 0.8 * torch.rand(shape)).double()
-    claims = scale * (frequency * (frequency * x + phase).cos() + 0.5 * x.prod(-1, keepdim=True) / x)
-    size = claims[place].abs().max() * between(0.06, 0.1)
-    claims[place, draw(0, count - 1)] += size * (2 * draw(0, 1) - 1)
-    waves, product = (frequency * x + phase).sin(), 0.5 * x.prod(-1, keepdim=True)
+    frequency = bend * (0.5 + torch.rand(3, count)).double()
+    phase, x = (6.28 * torch.rand(3, count)).double(), (0.6 + 0.8 * torch.rand(3, count)).double()
+    claims = scale * frequency * (frequency * x + phase).cos()
+    claims[place, draw(0, count - 1)] += (2 * draw(0, 1) - 1) * between(0.06, 0.1) * claims[place].abs().max()
+    waves = (frequency * x + phase).sin()
     others = waves.sum(-1, keepdim=True) - waves  # what stays where one number is moved: [3, count]
 
     def values(side: int) -> Tensor:
-        moved = x[:, None] + side * STEPS[:, None]  # [3, S, count]
-        sums = others[:, None] + (frequency[:, None] * moved + phase[:, None]).sin()
-        return (scale[:, None] * (sums + (product / x)[:, None] * moved + added[:, None])).float()
+        moved = (frequency[:, None] * (x[:, None] + side * STEPS[:, None]) + phase[:, None]).sin()  # [3, S, count]
+        return (scale[:, None] * (others[:, None] + moved + added[:, None])).float()
 
-    return values(1), values(-1), claims.float(), torch.tensor(place)
+    return (values(1), values(-1), claims.float()), place
 
 
 def check_tables(f, scales=(1.0, 1.0, 1.0), offset=(0.0, 0.0, 0.0), curved=(1.0, 1.0, 1.0), count=6) -> None:
-    """Many tables at once: one alone leaves too few answers to tell one mistake from another."""
     tables = [table(scales, offset, curved, count) for _ in range(16)]
-    plus, minus, claims, places = (torch.stack(part).double() for part in zip(*tables, strict=True))
-    errors = ((plus - minus) / (2 * STEPS[:, None]) - claims[:, :, None]).abs()  # [T, 3, S, count]
-    absolute, size = errors.amax(-1), claims.abs().amax(-1, keepdim=True)
-    off = absolute / size
-    mistakes = {
-        "Their sizes differ: ask how wrong a gradient is for its size.": absolute.amin(2).argmax(1),
-        "That one is right: it fits best.": off.amin(2).argmin(1),
-        "A mean hides one wrong number among thousands: take the worst.": (errors.mean(-1) / size).amin(2).argmax(1),
-    }
-    alone = {}  # steps that lead to the same answers, each taken alone
-    for step, answers in zip(STEPS, off.argmax(1).T.tolist(), strict=True):
-        alone.setdefault(tuple(answers), []).append(f"{step:g}")
-    for answers, steps in alone.items():
-        said = f"Step {' or '.join(steps)} alone: large ones show curvature, small ones rounding, none tells for all."
-        mistakes[said] = list(answers)
-    compare(each(f, [(STEPS, *given) for *given, _ in tables]), places.long(), mistakes, what="the places")
+    check_each(q1, f, [(STEPS, *given) for given, _ in tables], [place for _, place in tables])
 
 
-def each(f, requests: list[tuple]) -> Tensor:
-    results = [f(*request) for request in requests]
-    assert not any(result is None for result in results), "the result is None: is there a `return`?"
-    return torch.stack([torch.as_tensor(result) for result in results])
+def check_each(question: Question, f, requests: list[tuple], expected: list[int]) -> None:
+    """All results at once: one alone leaves too few answers to tell one mistake from another."""
+
+    def each(function) -> Tensor:
+        return torch.stack([as_tensor(function(*request)) for request in requests])
+
+    mistakes = {said: each(wrong) for said, wrong in question.mistakes.items()}
+    compare(each(f), torch.tensor(expected), mistakes, "what it gives of several")
 
 
 q1.case("sizes that differ")(lambda f: check_tables(f, scales=(0.001, 1.0, 1000.0)))
@@ -74,15 +77,6 @@ q1.case("one much curved, one far from zero: each needs a step of its own")(
 )
 
 q2 = Question("q2", "rows_that_fit", hint="What is there whatever the rows, what grows with them, what stops growing?")
-LEDGER = {
-    "moments": "You forgot AdamW's two moments.",
-    "gradients": "You forgot the gradients of the micro-batches before.",
-    "one layer": "When a layer is computed again, all that it keeps is there at once.",
-    "all tokens": "Only tokens of answers pass through the head.",
-    "no chunk": "Logits exist for at most `chunk` tokens at a time.",
-    "a whole chunk": "A micro-batch with fewer answer tokens than `chunk` has fewer logits.",
-    "one copy": "Three tensors exist at once: the logits, their softmax, its gradient.",
-}
 
 
 def needed(rows, n, layers, kept, hidden, vocabulary, prompt, answer, chunk, again, mistake="") -> int:
@@ -96,24 +90,33 @@ def needed(rows, n, layers, kept, hidden, vocabulary, prompt, answer, chunk, aga
     return fixed + activations + (1 if mistake == "one copy" else 3) * 4 * vocabulary * there
 
 
-def most(budget, *sizes, mistake: str = "") -> int:
+@q2.expects({
+    "moments": "You forgot AdamW's two moments.",
+    "gradients": "You forgot the gradients of the micro-batches before.",
+    "one layer": "When a layer is computed again, all that it keeps is there at once.",
+    "all tokens": "Only tokens of answers pass through the head.",
+    "no chunk": "Logits exist for at most `chunk` tokens at a time.",
+    "a whole chunk": "A micro-batch with fewer answer tokens than `chunk` has fewer logits.",
+    "one copy": "Three tensors exist at once: the logits, their softmax, its gradient.",
+}, also={"One more does not fit.": lambda *given: most(*given) + 1})  # fmt: skip
+def most(budget: int, *sizes) -> int:
+    """By trying. sizes: as `needed` takes them, a mistake last."""
     rows = 0
-    while needed(rows + 1, *sizes, mistake) <= budget:
+    while needed(rows + 1, *sizes) <= budget:
         rows += 1
     return rows
 
 
 def check_fit(f, chunk: tuple[int, int], again: bool = False) -> None:
-    """Five shapes at once, the last budget to the byte. chunk: from which to which."""
-    requests, expected = [], torch.tensor([draw(0, 3), *(draw(4, 40) for _ in range(4))])
-    for number, rows in enumerate(expected.tolist()):
+    """Five shapes, the last budget to the byte. chunk: from which to which."""
+    requests, expected = [], [draw(0, 3), *(draw(4, 40) for _ in range(4))]
+    for number, rows in enumerate(expected):
         hidden, layers = 64 * draw(2, 16), draw(3, 24)
         n, kept = 12 * layers * hidden * draw(hidden // 2, hidden), hidden * draw(20, 40)
         sizes = n, layers, kept, hidden, 500 * draw(1, 40), draw(20, 200), draw(50, 300), draw(*chunk), again
         room = needed(rows + 1, *sizes) - needed(rows, *sizes)
         requests.append((needed(rows, *sizes) + (0 if number == 4 else int(between(0, 1) * room)), *sizes))
-    mistakes = {said: [most(*r, mistake=m) for r in requests] for m, said in LEDGER.items()}
-    compare(each(f, requests), expected, mistakes | {"One more does not fit.": expected + 1}, "the numbers of rows")
+    check_each(q2, f, requests, expected)
 
 
 q2.case("all logits fit into a chunk")(lambda f: check_fit(f, (100_000, 200_000)))

@@ -1,20 +1,7 @@
 """Answers to the exercises of lesson 12."""
 
 import torch
-from answers import ruled, solved
-
-from rlcourse.course.checks.nb12 import LEDGER, most
-
-
-# q1: one wrong gradient
-def wrong_gradient(steps, plus, minus, claims, worst=torch.amax, over=torch.amin, relative=True, last=torch.argmax):
-    slope = (plus.double() - minus.double()) / (2 * steps[:, None])
-    off = worst((slope - claims[:, None]).abs(), 2)
-    return last(over(off / claims.abs().amax(1, keepdim=True) if relative else off, 1))
-
-
-def at_step(k, steps, plus, minus, claims):
-    return wrong_gradient(steps[k : k + 1], plus[:, k : k + 1], minus[:, k : k + 1], claims)
+from answers import ruled
 
 
 # q3: gradients without logits
@@ -28,18 +15,7 @@ def all_logits(hidden, head, targets, a, b, temperature, chunk, rule):
     return torch.autograd.grad(loss, (hidden, head))
 
 
-RIGHT = {"q1": wrong_gradient}
-
 WRONG = {
-    "q1": {
-        "smallest": (lambda *x: at_step(7, *x), "1e-07 alone"),
-        "largest": (lambda *x: at_step(0, *x), "Step 1 alone"),
-        "mean": (lambda *x: wrong_gradient(*x, worst=torch.mean), "hides one wrong number"),
-        "absolute": (lambda *x: wrong_gradient(*x, relative=False), "for its size"),
-        "the best": (lambda *x: wrong_gradient(*x, last=torch.argmin), "it fits best"),
-    },
-    "q2": ruled(most, LEDGER, "mistake")
-    | {"one more": (solved("nb12", "q2", lambda rows: rows + 1), "One more does not fit")},
     "q3": ruled(all_logits, {"all at once": "The largest tensor has", "chunks in one graph": "what keeps them"}),
 }
 
