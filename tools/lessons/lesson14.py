@@ -20,7 +20,7 @@ import torch
 from rlcourse import checkpoint
 from rlcourse.checkpoint import latest_checkpoint, step_of
 from rlcourse.config import TrainConfig, make_config
-from rlcourse.course.lessons.recorded import FEWER, RETAUGHT_STEPS, SAMPLES, SLIGHTLY_FEWER
+from rlcourse.course.lessons.recorded import RETAUGHT_STEPS
 from rlcourse.evaluation import answer_problems, evaluate, load_all, summarize
 from rlcourse.files import read_json, read_lines
 from rlcourse.policy import load_policy
@@ -42,6 +42,8 @@ COMMON = {"eval_every": 20, "eval_validation": 264, "pass_k": 0, "save_every": 0
 BLOCK = 5  # steps of which the curves hold the mean
 SHOWN = 4  # steps at the end whose samples are kept
 HELD_OUT, REFUSED = 200, 0.6  # see `held_out`
+SAMPLES = 4  # answers sampled to each held-out problem
+FEWER, SLIGHTLY_FEWER = 0.4, 0.57  # shares of training problems in which one launch is refused
 TASK, HERE = "rlcourse.tasks.kernels.task:", "tools.lessons.lesson14:"
 CARELESS = "the kernel model after 40 supervised steps on demonstrations in which 3% of the lines are left out"
 FRAGMENTS = "the kernel model after 60 supervised steps on demonstrations in which 90% of the lines are left out"

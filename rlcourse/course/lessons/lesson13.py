@@ -8,7 +8,7 @@ import torch
 
 from rlcourse.course.lessons.demonstrations import ANSWER, Mix, demonstration
 from rlcourse.policy import Policy, load_policy
-from rlcourse.sft.data import Example
+from rlcourse.sft.data import Example, encode
 from rlcourse.sft.packing import pack, plan_rows, summed_loss
 from rlcourse.tasks.minigsm import GeneratedProblem, generate
 
@@ -26,10 +26,8 @@ def examples(policy: Policy, number: int, seed: int, text) -> list[Example]:
     """Fresh problems of the sft split, each with the answer that `text(problem, rng)` gives."""
     rng, found = random.Random(seed), []
     for problem in generate(number, seed, "sft"):
-        prompt = policy.prompt(problem.question)
-        answer = policy.tokenizer(text(problem, rng) + policy.tokenizer.eos_token, add_special_tokens=False)
-        ids = torch.tensor([*prompt, *answer["input_ids"]], dtype=torch.int32)
-        found.append(Example(ids, torch.arange(len(ids)) >= len(prompt)))
+        answer = {"role": "assistant", "content": text(problem, rng)}
+        found.append(encode(policy, [{"role": "user", "content": problem.question}, answer], "minigsm"))
     return found
 
 
