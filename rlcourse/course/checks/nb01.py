@@ -88,12 +88,10 @@ def less_the_others(rewards: Tensor, group: int, wrong: str = "") -> Tensor:
     return -torch.stack(found) if wrong == "sign" else torch.stack(found)
 
 
-q4.case("several prompts, easy and hard ones, and a judge who adds a constant to everything")(
-    lambda f: [
-        q4.check(f, torch.rand(prompts * group) + torch.arange(prompts).repeat_interleave(group) + shift, group)
-        for prompts, group, shift in ((3, 4, 0.0), (4, 3, 0.0), (2, 6, between(3, 9)))
-    ]
-)
+q4.case("several prompts, easy and hard ones, and a judge who adds a constant to everything")(lambda f: [
+    q4.check(f, torch.rand(prompts * group) + torch.arange(prompts).repeat_interleave(group) + shift, group)
+    for prompts, group, shift in ((3, 4, 0.0), (4, 3, 0.0), (2, 6, between(3, 9)))
+])  # fmt: skip
 
 q5 = Question("q5", "loss", hint="A sum over all tokens of the answers, divided by a constant. Mind the sign.")
 expect_loss(q5, "sign", "mask", "tokens", "width", "rows", "lengths", clip=None)

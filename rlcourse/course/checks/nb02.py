@@ -129,12 +129,10 @@ def sample_step(rows: int, length: int, *junk: float) -> tuple[Tensor, Tensor, T
     return new, old, torch.randn(rows, length).masked_fill(~mask, -3.0), mask
 
 
-q3.case("tokens that moved a little, some that moved far, and -inf in the padding")(
-    lambda f: [
-        q3.check(f, *sample_step(6, 7, *junk), *two)
-        for junk, *two in (((-0.3, -1.0), 0.2, 3.0), ((-torch.inf, -torch.inf), 0.1, 2.0))
-    ]
-)
+q3.case("tokens that moved a little, some that moved far, and -inf in the padding")(lambda f: [
+    q3.check(f, *sample_step(6, 7, *junk), *two)
+    for junk, *two in (((-0.3, -1.0), 0.2, 3.0), ((-torch.inf, -torch.inf), 0.1, 2.0))
+])  # fmt: skip
 
 
 @q3.case("the four corners, and a bad token that became far more probable")

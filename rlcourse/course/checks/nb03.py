@@ -191,15 +191,11 @@ def apart(actions: int) -> Tensor:
     return torch.randperm(33)[:actions] / 8
 
 
-q5.case("two to four actions in groups of 2, 3, 4 and 6")(
-    lambda f: [
-        q5.check(f, torch.randn(actions), apart(actions) - 0.5, n)
-        for actions, n in ((2, 3), (2, 2), (2, 6), (3, 4), (4, 3))
-    ]
-)
-q5.case("rewards all alike: no gradient at all")(
-    lambda f: [
-        compare(f(torch.randn(3), torch.ones(3), 3), torch.zeros(2, 3), what="the gradient"),
-        q5.check(f, torch.randn(3), apart(3), 3),
-    ]
-)
+q5.case("two to four actions in groups of 2, 3, 4 and 6")(lambda f: [
+    q5.check(f, torch.randn(actions), apart(actions) - 0.5, n)
+    for actions, n in ((2, 3), (2, 2), (2, 6), (3, 4), (4, 3))
+])  # fmt: skip
+q5.case("rewards all alike: no gradient at all")(lambda f: [
+    compare(f(torch.randn(3), torch.ones(3), 3), torch.zeros(2, 3), what="the gradient"),
+    q5.check(f, torch.randn(3), apart(3), 3),
+])  # fmt: skip

@@ -82,12 +82,10 @@ def best_by_pairs(p: float, n: int, k: int) -> float:
     return sum(c * chance for c, chance in enumerate(best)) / n - p
 
 
-q3.case("one checkpoint and several, few problems and a single one")(
-    lambda f: [
-        q3.check(f, between(0.2, 0.8), n, k)
-        for n, k in ((draw(4, 9), 2), (draw(4, 9), 3), (1, draw(2, 9)), (draw(5, 20), 1), (draw(5, 20), draw(4, 6)))
-    ]
-)
+q3.case("one checkpoint and several, few problems and a single one")(lambda f: [
+    q3.check(f, between(0.2, 0.8), n, k)
+    for n, k in ((draw(4, 9), 2), (draw(4, 9), 3), (1, draw(2, 9)), (draw(5, 20), 1), (draw(5, 20), draw(4, 6)))
+])  # fmt: skip
 
 q4 = Question("q4", "which_engine", hint="Print the gaps of each engine: their sign, their size, what they go with.")
 ENGINES = ("ROUNDED", "TRUNCATED", "TEMPERATURE", "STALE", "SHIFTED")

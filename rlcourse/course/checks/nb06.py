@@ -104,18 +104,14 @@ def half_a_billion(cache: float, launches: int, host: float) -> tuple:
     return between(4e8, 6e8), cache, 2, launches, host, between(3.5e12, 4.5e12), between(7e14, 9e14)
 
 
-q2.case("a slow host before a fast machine: one row takes as long as its launches")(
-    lambda f: [
-        q2.check(f, *half_a_billion(cache, draw(900, 1300), 8e-6), between(1.05, 1.4))
-        for cache in (between(1e6, 2e6), between(9e6, 2e7))
-    ]
-)
-q2.case("one launch: long caches, and none yet")(
-    lambda f: [
-        q2.check(f, *half_a_billion(between(4e6, 6e6), 1, 2e-5), between(1.2, 1.8)),
-        q2.check(f, *half_a_billion(0.0, 1, 2e-5), between(1.05, 1.5)),
-    ]
-)
+q2.case("a slow host before a fast machine: one row takes as long as its launches")(lambda f: [
+    q2.check(f, *half_a_billion(cache, draw(900, 1300), 8e-6), between(1.05, 1.4))
+    for cache in (between(1e6, 2e6), between(9e6, 2e7))
+])  # fmt: skip
+q2.case("one launch: long caches, and none yet")(lambda f: [
+    q2.check(f, *half_a_billion(between(4e6, 6e6), 1, 2e-5), between(1.2, 1.8)),
+    q2.check(f, *half_a_billion(0.0, 1, 2e-5), between(1.05, 1.5)),
+])  # fmt: skip
 
 
 @q2.case("slow processors: in float32, and one where the operations of one row take the longest")
@@ -230,13 +226,11 @@ def tree(depth: int, begin: float, end: float) -> list[tuple[float, float]]:
     return found
 
 
-q4.case("grandchildren; children that begin or end with their parents; siblings that touch")(
-    lambda f: [
-        check_own(f, [(0.0, between(2, 3)), (0.0, 10.0), (20.0, between(21, 22)), (20.0, 25.0), (20.0, 31.0)]),
-        check_own(f, [(5.0, between(7, 8)), (5.0, between(10, 11)), (1.0, 40.0), (1.0, 20.0)]),
-        check_own(f, [(0.0, 10.0), (1.0, 4.0), (4.0, 10.0), (4.5, between(5, 6)), (10.0, 12.0)]),
-    ]
-)
+q4.case("grandchildren; children that begin or end with their parents; siblings that touch")(lambda f: [
+    check_own(f, [(0.0, between(2, 3)), (0.0, 10.0), (20.0, between(21, 22)), (20.0, 25.0), (20.0, 31.0)]),
+    check_own(f, [(5.0, between(7, 8)), (5.0, between(10, 11)), (1.0, 40.0), (1.0, 20.0)]),
+    check_own(f, [(0.0, 10.0), (1.0, 4.0), (4.0, 10.0), (4.5, between(5, 6)), (10.0, 12.0)]),
+])  # fmt: skip
 q4.case("a deep random tree")(lambda f: check_own(f, tree(3, 0.0, 1000.0) + tree(2, 1000.0, 1500.0)))
 q4.case("times as in a trace: microseconds since the machine was started")(
     lambda f: check_own(f, tree(2, 0.0, 50.0), later=6_839_553_812.0)

@@ -98,13 +98,11 @@ def check_tape(f, limit: int, position: int, ended: int, draws: str) -> None:
         row = expected
 
 
-q2.case("a row writes, ends by itself, and stays so, also one that had ended before")(
-    lambda f: [
-        check_tape(f, 1000, draw(3, 40), 0, "wwewww"),
-        check_tape(f, 1000, draw(3, 9), 1, "wweww"),
-        check_tape(f, 20, 20, 1, "ewwe"),
-    ]
-)
+q2.case("a row writes, ends by itself, and stays so, also one that had ended before")(lambda f: [
+    check_tape(f, 1000, draw(3, 40), 0, "wwewww"),
+    check_tape(f, 1000, draw(3, 9), 1, "wweww"),
+    check_tape(f, 20, 20, 1, "ewwe"),
+])  # fmt: skip
 
 
 @q2.case("a row runs into the limit, or ends exactly there")

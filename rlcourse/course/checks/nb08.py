@@ -87,12 +87,10 @@ def check_row_max(f, a: Tensor) -> None:
 
 
 q5.case("rows of 32")(lambda f: check_row_max(f, torch.randn(16, 32)))
-q5.case("shorter rows, in which all numbers are negative")(
-    lambda f: [
-        check_row_max(f, -scale * (1 + torch.rand(12, n)))
-        for n, scale in ((draw(17, 31), 1.0), (draw(2, 16), 1.0), (1, 1.0), (draw(17, 30), 1e36))
-    ]
-)
+q5.case("shorter rows, in which all numbers are negative")(lambda f: [
+    check_row_max(f, -scale * (1 + torch.rand(12, n)))
+    for n, scale in ((draw(17, 31), 1.0), (draw(2, 16), 1.0), (1, 1.0), (draw(17, 30), 1e36))
+])  # fmt: skip
 
 q6 = kernel_question("q6", "Product", "A thread has a row of a and a column of b: a loop over k, then one write.")
 
@@ -106,12 +104,10 @@ def check_product(f, m: int, k: int, n: int) -> None:
     check_kernel(f, {"a": a, "b": b}, exact, mistakes, size, atol=1e-4)
 
 
-q6.case("squares of whole tiles, and any sizes")(
-    lambda f: [
-        check_product(f, *sizes)
-        for sizes in ((16, 16, 16), (draw(9, 15), draw(3, 20), draw(17, 23)), (draw(1, 7), 1, draw(9, 15)))
-    ]
-)
+q6.case("squares of whole tiles, and any sizes")(lambda f: [
+    check_product(f, *sizes)
+    for sizes in ((16, 16, 16), (draw(9, 15), draw(3, 20), draw(17, 23)), (draw(1, 7), 1, draw(9, 15)))
+])  # fmt: skip
 
 q7 = Question("q7", "sectors", hint="A lane's access is in sector address // 32. Count the distinct ones of each warp.")
 
@@ -194,11 +190,9 @@ def check_relu_squared(f, n: int) -> ptx.Report:
 
 
 q9.case("the numbers, where n is a multiple of 8 x threads")(lambda f: check_relu_squared(f, 1024 * draw(1, 3)))
-q9.case("any n: the last thread has less to do")(
-    lambda f: [
-        check_relu_squared(f, n) for n in (draw(1, 7), 8 * draw(1, 20), 8 * draw(1, 20) + draw(1, 7), 1024 + draw(1, 7))
-    ]
-)
+q9.case("any n: the last thread has less to do")(lambda f: [
+    check_relu_squared(f, n) for n in (draw(1, 7), 8 * draw(1, 20), 8 * draw(1, 20) + draw(1, 7), 1024 + draw(1, 7))
+])  # fmt: skip
 
 
 @q9.case("16 bytes at once, each number once")
@@ -230,12 +224,10 @@ def check_row_norm(f, rows: int, **order) -> None:
 q10.case("one row, two rows of a block, an odd number of rows")(
     lambda f: [check_row_norm(f, rows) for rows in (1, 4, 2 * draw(1, 3) + 1)]
 )
-q10.case("in every order")(
-    lambda f: [
-        check_row_norm(f, rows, order=order, seed=draw(0, 10**6))
-        for order, rows in (("warp", 4), ("serial", 4), ("random", 4), ("random", 3), ("random", 3))
-    ]
-)
+q10.case("in every order")(lambda f: [
+    check_row_norm(f, rows, order=order, seed=draw(0, 10**6))
+    for order, rows in (("warp", 4), ("serial", 4), ("random", 4), ("random", 3), ("random", 3))
+])  # fmt: skip
 
 q11 = kernel_question("q11", "RowSums", "Ask for the next row, commit, wait for all but the latest group, add up.")
 

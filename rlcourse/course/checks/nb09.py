@@ -91,12 +91,10 @@ def best_by_trying(tokens: Tensor, at_once: int, most: int, fixed: int, mistake:
     return torch.tensor([1 + times.index(min(times)), min(times)], dtype=torch.float32)
 
 
-q2.case("few rows on a large card, and more than it holds")(
-    lambda f: [
-        q2.check(f, torch.randint(1, 900, (pairs,)), at_once, draw(8, 12), draw(1, 4))
-        for pairs, at_once in ((4, 60), (25, 20))
-    ]
-)
+q2.case("few rows on a large card, and more than it holds")(lambda f: [
+    q2.check(f, torch.randint(1, 900, (pairs,)), at_once, draw(8, 12), draw(1, 4))
+    for pairs, at_once in ((4, 60), (25, 20))
+])  # fmt: skip
 
 
 @q2.case("rows of different lengths, and of one token: nothing to split")

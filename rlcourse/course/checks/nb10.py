@@ -115,12 +115,10 @@ def _(f):
 q2.case("the same with a mask of truths")(
     lambda f: [check_attend(f, draw(2, 4), *heads, 9, truths=True) for heads in ((1, 1), (8, 4))]
 )
-q2.case("no mask: ValueError, and no guess")(
-    lambda f: [
-        check_attend(f, 2, 4, 2, draw(5, 9), truths=True),
-        refuses(f, torch.randn(2, 4, 8), *torch.randn(2, 2, 2, 5, 8).unbind(0), None),
-    ]
-)
+q2.case("no mask: ValueError, and no guess")(lambda f: [
+    check_attend(f, 2, 4, 2, draw(5, 9), truths=True),
+    refuses(f, torch.randn(2, 4, 8), *torch.randn(2, 2, 2, 5, 8).unbind(0), None),
+])  # fmt: skip
 
 
 def refuses(f, *arguments) -> None:

@@ -247,16 +247,12 @@ def drawn(count: int, low: float, high: float) -> Tensor:
     return low + (high - low) * torch.rand(count, dtype=torch.float64)
 
 
-q5.case("easy and hopeless problems")(
-    lambda f: [
-        check_waiting(f, torch.cat([torch.zeros(draw(20, 30)), drawn(draw(2, 4), 0.8, 0.95)]), group, prompts)
-        for group, prompts in ((draw(2, 4), 1), (8, draw(2, 3)))
-    ]
-)
-q5.case("problems that always work, and nothing but zeros and ones")(
-    lambda f: [
-        check_waiting(f, torch.cat([torch.zeros(draw(5, 9)), torch.ones(9), drawn(3, 0, 0.3)]), draw(3, 6), 2),
-        check_waiting(f, (torch.arange(9) < draw(0, 5)).double(), draw(2, 8), draw(1, 8)),
-    ]
-)
+q5.case("easy and hopeless problems")(lambda f: [
+    check_waiting(f, torch.cat([torch.zeros(draw(20, 30)), drawn(draw(2, 4), 0.8, 0.95)]), group, prompts)
+    for group, prompts in ((draw(2, 4), 1), (8, draw(2, 3)))
+])  # fmt: skip
+q5.case("problems that always work, and nothing but zeros and ones")(lambda f: [
+    check_waiting(f, torch.cat([torch.zeros(draw(5, 9)), torch.ones(9), drawn(3, 0, 0.3)]), draw(3, 6), 2),
+    check_waiting(f, (torch.arange(9) < draw(0, 5)).double(), draw(2, 8), draw(1, 8)),
+])  # fmt: skip
 q5.case("a rate of 1e-18")(lambda f: check_waiting(f, drawn(draw(3, 5), 1e-18, 2e-18), draw(4, 8), draw(2, 4)))

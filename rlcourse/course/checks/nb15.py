@@ -111,12 +111,10 @@ def check_programs(f, *programs: list[tuple[int, int]]) -> None:
     q3.check(f, kinds, peers)
 
 
-q3.case("two ranks: a message, and two that both send first")(
-    lambda f: [
-        check_programs(f, [*waits(0, 2), (SEND, 1), (RECEIVE, 1)], [(RECEIVE, 0), (COMPUTE, 0), (SEND, 0)]),
-        check_programs(f, *([*waits(1, 2), (SEND, peer), (RECEIVE, peer)] for peer in (1, 0))),
-    ]
-)
+q3.case("two ranks: a message, and two that both send first")(lambda f: [
+    check_programs(f, [*waits(0, 2), (SEND, 1), (RECEIVE, 1)], [(RECEIVE, 0), (COMPUTE, 0), (SEND, 0)]),
+    check_programs(f, *([*waits(1, 2), (SEND, peer), (RECEIVE, peer)] for peer in (1, 0))),
+])  # fmt: skip
 
 
 @q3.case("a ring in which all send first, and one in which one receives first")
