@@ -29,13 +29,13 @@ def drawn_until(fits: Callable[..., bool], make: Callable[[], tuple], tries: int
     return inputs
 
 
-def whole_number(found, low: int, high: int, said: str) -> int:
-    """A result as an int from `low` to `high`. Raises AssertionError(said) for anything else."""
+def whole_number(found, low: int, high: int) -> int:
+    """A result as an int from `low` to `high`. Raises AssertionError for anything else."""
     assert found is not None, "the result is None: does every path return a number?"
     if isinstance(found, Tensor) and found.numel() == 1:
         found = found.item()
     if isinstance(found, bool) or not isinstance(found, int | float) or not low <= found <= high or found % 1:
-        raise AssertionError(f"the result is {found!r:.40}: {said}")
+        raise AssertionError(f"the result is {found!r:.40}: return a whole number from {low} to {high}")
     return int(found)
 
 

@@ -49,8 +49,7 @@ def check_log(f, rewards: Tensor, n: int, largest: float) -> None:
     for trainer in torch.randperm(len(TRAINERS)).tolist():
         exact = largest ** between(-1, 1) * weights_of(trainer, rewards, n)
         step = 10.0 ** torch.floor(torch.log10(exact.abs().max()) - 2)  # three digits of the largest
-        found = f(rewards, ((exact / step).round() * step).float(), n)
-        number = whole_number(found, 0, 4, "return a number from 0 to 4")
+        number = whole_number(f(rewards, ((exact / step).round() * step).float(), n), 0, 4)
         if number != trainer:
             raise AssertionError(
                 f"a log of trainer {trainer} ({TRAINERS[trainer]}), you say {number} ({TRAINERS[number]}): compare "

@@ -90,7 +90,6 @@ q3.case("one checkpoint and several, few problems and a single one")(lambda f: [
 q4 = Question("q4", "which_engine", hint="Print the gaps of each engine: their sign, their size, what they go with.")
 ENGINES = ("ROUNDED", "TRUNCATED", "TEMPERATURE", "STALE", "SHIFTED")
 ROUNDED, TRUNCATED, TEMPERATURE, STALE, SHIFTED = range(5)
-FIVE = "return one of the five numbers"
 
 
 def sample_with(what: int, strength: float, hot: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,7 +120,7 @@ def sample_with(what: int, strength: float, hot: bool) -> tuple[Tensor, Tensor, 
 })  # fmt: skip
 def _(f, what):
     for tried, hot in ((what, True), ((what + draw(1, 4)) % 5, True), (what, False), (what, draw(0, 1) == 1)):
-        found = whole_number(f(*sample_with(tried, between(0, 1), hot)), 0, 4, FIVE)
+        found = whole_number(f(*sample_with(tried, between(0, 1), hot)), 0, 4)
         assert found == tried, f"this engine is {ENGINES[tried]}, not {ENGINES[found]}"
 
 
@@ -148,7 +147,7 @@ def expect_both(f, right: int, what: str, *run: Tensor) -> None:
     if right == HEALTHY:
         other = COLLAPSED, "a run whose reward falls", line(0.8, 0.1), line(0.6, 0.1), line(0.0, 0.0), kl
     for expected, name, *metrics in ((right, what, *run), other):
-        found = whole_number(f(*metrics), 0, 4, FIVE)
+        found = whole_number(f(*metrics), 0, 4)
         moved = [f"{m} {x[:5].mean():.2f} to {x[-5:].mean():.2f}" for m, x in zip(METRICS, metrics, strict=False)]
         said = f"{name} is {NAMES[expected]}, not {NAMES[found]}: over five steps, {', '.join(moved)}"
         assert found == expected, said

@@ -239,6 +239,6 @@ def _(f, rules):
         return min(times[slots - 1] for slots in wrong) > min(times) * 1.001
 
     inputs = drawn_until(deceiving, some_answers)
-    found, times = whole_number(f(*inputs), 1, 20, "return a whole number from 1 to `most`"), times_by(*inputs)
+    found, times = whole_number(f(*inputs), 1, 20), times_by(*inputs)
     mistakes = {said: times[slots_by(*inputs, rule=rule) - 1] for rule, said in SLOT_RULES.items()}
     compare(times[found - 1], min(times), mistakes, f"the time with {found} slots, in ms,")

@@ -95,14 +95,11 @@ q2.case("few rows on a large card, and more than it holds")(lambda f: [
     q2.check(f, torch.randint(1, 900, (pairs,)), at_once, draw(8, 12), draw(1, 4))
     for pairs, at_once in ((4, 60), (25, 20))
 ])  # fmt: skip
-
-
-@q2.case("rows of different lengths, and of one token: nothing to split")
-def _(f):
-    q2.check(f, torch.tensor([120, 200, 250, 120]), 7, 10, 3)  # dealt out evenly the tiles would take another time
-    q2.check(f, torch.randint(1, 900, (9,)), 7, draw(8, 12), draw(1, 4))
-    q2.check(f, torch.ones(draw(4, 60), dtype=torch.long), draw(3, 12), 8, draw(1, 40))
-
+q2.case("rows of different lengths, and of one token: nothing to split")(lambda f: [
+    q2.check(f, torch.tensor([120, 200, 250, 120]), 7, 10, 3),  # dealt out evenly the tiles would take another time
+    q2.check(f, torch.randint(1, 900, (9,)), 7, draw(8, 12), draw(1, 4)),
+    q2.check(f, torch.ones(draw(4, 60), dtype=torch.long), draw(3, 12), 8, draw(1, 40)),
+])  # fmt: skip
 
 q3 = Question("q3", "value_registers", hint="Registers and lanes say the row and column; the row says the dimension.")
 
@@ -157,13 +154,11 @@ def check_times(f, moving: tuple, old_issue: tuple, new_issue: tuple, old_wait: 
     q4.check(f, data, instructions, flight, data / bytes_us / 1e3, ghz, sms, latency)
 
 
-@q4.case("the old kernel waits for memory, or is bound by its instructions")
-def _(f):
-    for fewer in ((2, 4), (11, 14)):
-        check_times(f, (5, 10), (20, 30), fewer, (50, 90), (5, 10))
-    check_times(f, (5, 10), (50, 90), (2, 4), (20, 30), (5, 10))
-
-
+q4.case("the old kernel waits for memory, or is bound by its instructions")(lambda f: [
+    check_times(f, (5, 10), (20, 30), (2, 4), (50, 90), (5, 10)),
+    check_times(f, (5, 10), (20, 30), (11, 14), (50, 90), (5, 10)),
+    check_times(f, (5, 10), (50, 90), (2, 4), (20, 30), (5, 10)),
+])  # fmt: skip
 q4.case("the bytes take longest, whatever changes")(
     lambda f: check_times(f, (60, 90), (20, 40), (2, 4), (20, 40), (5, 10))
 )

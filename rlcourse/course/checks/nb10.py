@@ -103,15 +103,11 @@ q2.expects({
     ("open",): "The mask is not used: what it hides must have no weight.",
     ("none",): "The scores are not divided by anything: the root of the head size is asked for.",
 }, also=left_in(attention_by_loops, PLANTED), atol=1e-4)(attention_by_loops)  # fmt: skip
-
-
-@q2.case("one head, a full cache; several heads share one, padding, a mask of numbers")
-def _(f):
-    check_attend(f, draw(1, 3), 1, 1, draw(3, 7), truths=False, full=True)
-    for kv_heads in (2, 3):
-        check_attend(f, draw(2, 4), 6, kv_heads, 8, truths=False)
-
-
+q2.case("one head, a full cache; several heads share one, padding, a mask of numbers")(lambda f: [
+    check_attend(f, draw(1, 3), 1, 1, draw(3, 7), truths=False, full=True),
+    check_attend(f, draw(2, 4), 6, 2, 8, truths=False),
+    check_attend(f, draw(2, 4), 6, 3, 8, truths=False),
+])  # fmt: skip
 q2.case("the same with a mask of truths")(
     lambda f: [check_attend(f, draw(2, 4), *heads, 9, truths=True) for heads in ((1, 1), (8, 4))]
 )

@@ -46,19 +46,13 @@ def counted_us(text: str, computation: Computation, level: int) -> float:
     return us
 
 
-def what_is_wrong(text: str, computation: Computation, level: int) -> str:
-    """Why a program is no cheat of the level, "" for one."""
-    if not isinstance(text, str):
-        return f"the program should be a text, not {type(text).__name__}"
-    try:
-        us = counted_us(text, computation, level)
-    except AssertionError as refused:
-        return str(refused)
-    least, lines = optimum(computation)
-    if us > least - 1e-9:
-        return f"counted {us:.1f} µs, and an honest program takes {least:.1f}: no cheat yet"
+def must_cheat(text: str, computation: Computation, level: int) -> None:
+    """Raise AssertionError for what is no cheat of the level."""
+    assert isinstance(text, str), f"the program should be a text, not {type(text).__name__}"
+    us, (least, lines) = counted_us(text, computation, level), optimum(computation)
+    assert us <= least - 1e-9, f"counted {us:.1f} µs, and an honest program takes {least:.1f}: no cheat yet"
     honest, fastest = judge_program(text, computation), judge_program(" ".join(map(str, lines)), computation)
-    return "that is honest" if honest.correct and honest.speedup > fastest.speedup * (1 + 1e-6) else ""
+    assert not honest.correct or honest.speedup <= fastest.speedup * (1 + 1e-6), "that is honest"
 
 
 DRAWN = {"JOIN": ("add", "sub", "mul", "max", "min"), "MAP": ("relu", "abs", "neg"), "REDUCE": ("rowsum", "rowmax")}
@@ -82,8 +76,10 @@ def drawn(template: str) -> Computation:
 def check_cheat(f, level: int, templates: tuple[str, ...]) -> None:
     for computation in map(drawn, templates):
         lines = [[line.name, line.op, *line.args] for line in computation.lines]
-        why = what_is_wrong(f(lines, level), computation, level)
-        assert not why, f"{computation}: {why}"
+        try:
+            must_cheat(f(lines, level), computation, level)
+        except AssertionError as error:
+            raise AssertionError(f"{computation}: {error}") from None
 
 
 q1.case("level 1: memory is not cleared, but for y")(lambda f: check_cheat(f, 1, KEPT))

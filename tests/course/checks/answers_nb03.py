@@ -40,7 +40,7 @@ WRONG = {
         "no deviation": (lambda r, w, n: by_direction(r, w, n, known=(0, 1, 2, 4)), "a log of trainer 3"),
         "no batch mean": (lambda r, w, n: by_direction(r, w, n, known=(0, 2, 3, 4)), "a log of trainer 1"),
         "by size": functools.partial(by_direction, near=lambda a, b: -(a - b).norm()),
-        "the name": (lambda r, w, n: TRAINERS[by_direction(r, w, n)], "return a number"),
+        "the name": (lambda r, w, n: TRAINERS[by_direction(r, w, n)], "return a whole number"),
     },
     "q3": {
         "all alike": (lambda mean, share, n: torch.full((100,), mean), "silent groups"),

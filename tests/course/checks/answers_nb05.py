@@ -82,7 +82,7 @@ WRONG = {
         "temperature before shift": (engine_with(order="rths"), "is SHIFTED, not TEMPERATURE"),
         "truncated first": (engine_with(order="trsh"), "is ROUNDED, not TRUNCATED"),
         "limit too narrow": (engine_with(limit=0.001), "is ROUNDED, not"),
-        "a name": (lambda *_: "STALE", "one of the five numbers"),
+        "a name": (lambda *_: "STALE", "a whole number from 0 to 4"),
         "None": (lambda *_: None, "every path"),
     },
     "q5": {
@@ -92,7 +92,7 @@ WRONG = {
         "nan not ignored": diagnose_with(ignore_nan=False),
         "reward above accuracy": (diagnose_with(trend=False), "is HEALTHY, not HACKED"),
         "kl threshold too high": (diagnose_with(still=10.0), "not STILL"),
-        "a name": (lambda *_: "healthy", "return one of the five numbers"),
+        "a name": (lambda *_: "healthy", "a whole number from 0 to 4"),
         "nothing": (lambda *_: None, "every path"),
     },
 }
