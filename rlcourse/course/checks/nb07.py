@@ -163,13 +163,14 @@ def check_draw(f, logits: Tensor, tile: int, tokens: Tensor | None = None) -> No
     q3.check(f, logits, tile, middle.gather(1, tokens[:, None])[:, 0].float())
 
 
-@q3.case("tiles of some tokens, of one and of all, a last tile that is not full; logits whose exp is infinite")
-def _(f):
-    for tile in (6, 1, 24):
-        check_draw(f, 1.5 * torch.randn(16, 24), tile)
-    check_draw(f, torch.randn(3, 23), 5, torch.tensor([22, 21, 20]))
-    for logits in (torch.randn(6, 12) + 200.0, torch.randn(8, 12) - 4.0 * (torch.arange(12) // 4 == 1)):
-        check_draw(f, logits, 4)
+q3.case(
+    "tiles of some tokens, of one and of all, a last tile that is not full; logits whose exp is infinite"
+)(lambda f: [
+    *(check_draw(f, 1.5 * torch.randn(16, 24), tile) for tile in (6, 1, 24)),
+    check_draw(f, torch.randn(3, 23), 5, torch.tensor([22, 21, 20])),
+    check_draw(f, torch.randn(6, 12) + 200.0, 4),
+    check_draw(f, torch.randn(8, 12) - 4.0 * (torch.arange(12) // 4 == 1), 4),
+])  # fmt: skip
 
 
 @q3.case("u = 0 falls on the first token that can be drawn")

@@ -187,52 +187,43 @@ def means(f, kinds: list[Kind]) -> list[float]:
 
 EAGER = programs("right, as fast as eager", 1.0, 1.0)
 TWICE = programs("right, twice as fast", 1.0, 2.0)
+FOURFOLD = programs("right, 4 times as fast", 1.0, 4.0)
 EMPTY = programs("compiles, computes nothing", 0.0, 1.0)
 
 
-def check_reward(f, *pairs: tuple[Kind, Kind]) -> None:
-    """Pairs of kinds, the better one first; and those that every reward has to tell apart."""
+@q3.cases_of({  # case: what draws pairs of kinds, the better one first
+    "the empty program, where few others are right": lambda: [
+        (programs("an attempt at the whole, seldom right", correct, 1.0, compiled), EMPTY)
+        for correct, compiled in ((0.05, 0.5), (between(0.05, 0.08), between(0.5, 0.6)))  # first the edge
+    ],
+    "a first kernel, slower than eager": lambda: [
+        (programs("right, slower than eager", 1.0, between(0.2, 0.6)), worse)
+        for worse in (programs("wrong, as fast as eager", 0.0, 1.0), Kind("no code", ((1.0, 0.0, 0.0, 0.0),)))
+    ],
+    "speed is worth a risk, far up": lambda: [
+        (programs("2.5 times as fast, right three times in four", often, 2.5), EAGER)
+        for often in (0.75, between(0.75, 0.85))
+    ] + [
+        (programs("7 times as fast and more, right two times in three", seldom, speedup), FOURFOLD)
+        for seldom, speedup in ((0.67, 7.0), (between(0.67, 0.72), between(7, 8)))
+    ],
+    "a clock that is wrong now and then": lambda: [
+        (TWICE, Kind("as fast as eager, now and then measured as a wonder", (
+            (0.99, 1.0, 1.0, 1.0), (0.01, 1.0, 1.0, float(draw(2_000, 10_000)))
+        )))
+    ],
+    "a fast program that is seldom right": lambda: [
+        (EAGER, programs("seldom right, faster then", between(0.06, 0.1), between(2, 2.9), wrong=between(20, 60)))
+    ],
+})  # fmt: skip
+def _(f, pairs):
     wrong = programs("wrong, and fast", 0.0, float(draw(20, 90)))
-    for better, worse in [*pairs, (EAGER, wrong), (TWICE, EAGER), (EAGER, EMPTY)]:
+    for better, worse in [*pairs(), (EAGER, wrong), (TWICE, EAGER), (EAGER, EMPTY)]:  # what every reward tells apart
         high, low = means(f, [better, worse])
         said = (
             f"“{worse.words}” earns {low:.3g} on average, and “{better.words}”, which should earn more, only {high:.3g}"
         )
         assert high > low + 1e-6 * (1 + abs(low)), said
-
-
-@q3.case("the empty program, where few others are right")
-def _(f):
-    for correct, compiled in ((0.05, 0.5), (between(0.05, 0.08), between(0.5, 0.6))):  # first the edge
-        check_reward(f, (programs("an attempt at the whole, seldom right", correct, 1.0, compiled), EMPTY))
-
-
-@q3.case("a first kernel, slower than eager")
-def _(f):
-    wrong, none = programs("wrong, as fast as eager", 0.0, 1.0), Kind("no code", ((1.0, 0.0, 0.0, 0.0),))
-    slow = programs("right, slower than eager", 1.0, between(0.2, 0.6))
-    check_reward(f, (slow, wrong), (slow, none))
-
-
-@q3.case("speed is worth a risk, far up")
-def _(f):
-    for often, seldom, speedup in [(0.75, 0.67, 7.0), (between(0.75, 0.85), between(0.67, 0.72), between(7, 8))]:
-        fused = programs("2.5 times as fast, right three times in four", often, 2.5)
-        bold = programs("7 times as fast and more, right two times in three", seldom, speedup)
-        check_reward(f, (fused, EAGER), (bold, programs("right, 4 times as fast", 1.0, 4.0)))
-
-
-@q3.case("a clock that is wrong now and then")
-def _(f):
-    outcomes = (0.99, 1.0, 1.0, 1.0), (0.01, 1.0, 1.0, float(draw(2_000, 10_000)))
-    glitch = Kind("as fast as eager, now and then measured as a wonder", outcomes)
-    check_reward(f, (TWICE, glitch))
-
-
-@q3.case("a fast program that is seldom right")
-def _(f):
-    gamble = programs("seldom right, faster then", between(0.06, 0.1), between(2, 2.9), wrong=between(20, 60))
-    check_reward(f, (EAGER, gamble))
 
 
 q4 = Question("q4", "by_hand", hint="Count the tensors that are held after each line, on paper, for each problem.")
