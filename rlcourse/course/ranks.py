@@ -79,12 +79,6 @@ class Ranks:
                 found[rank] = value, printed
         return [found[rank] for rank in range(self.size)]
 
-    def __enter__(self) -> "Ranks":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
     def close(self) -> None:
         """End the processes. A later `run` starts others."""
         for process in self.processes:

@@ -137,13 +137,12 @@ class Bet:
         bet_and_score = "" if self.value is None else as_html(f"{self} {score}") + "<br>"
         return f"{bet_and_score}the result: {as_html(words)}"
 
-    def line(self, ax: Axes, vertical: bool = False) -> None:
+    def line(self, ax: Axes) -> None:
         """Draw a bet on a number into a figure, as a line with its label; nothing before it is placed."""
         if self.value is None:
             ax.plot([], [], linestyle="none", label=" ")  # invisible: legends that list the bet's line still work
         else:
-            draw = ax.axvline if vertical else ax.axhline
-            draw(self.value, color=PURPLE, linestyle=":", linewidth=2, label=str(self))
+            ax.axhline(self.value, color=PURPLE, linestyle=":", linewidth=2, label=str(self))
 
 
 def in_words(value: float | str, unit: str) -> str:
