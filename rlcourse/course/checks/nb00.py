@@ -86,9 +86,7 @@ def _(f):
     compare(f(right, k), k / 8000)
 
 
-q3 = Question(
-    "q3", "credit", hint="One order first: change one factor after the other, and note how the product changes."
-)
+q3 = Question("q3", "credit", hint="One order first: change one factor after another. How does the product change?")
 
 
 @q3.expects(also={

@@ -178,9 +178,7 @@ def check_texts(f, texts) -> None:
     check_pays(f, f"#### {large:,}", str(large), True)
 
 
-q8 = Question(
-    "q8", "shrinkage", hint="Take the sum apart: what is the mean of R_j times the score of y_i, for j = i and not?"
-)
+q8 = Question("q8", "shrinkage", hint="What is the mean of R_j times the score of y_i, for j = i and for the others?")
 
 
 @q8.expects(also={

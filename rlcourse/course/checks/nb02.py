@@ -92,9 +92,7 @@ def _(f):
         check_gae(f, mask, 0.95, 0.8, junk)
 
 
-q3 = Question(
-    "q3", "bounded_loss", hint="The gradient of a token is a weight times A times its score. Write the weight."
-)
+q3 = Question("q3", "bounded_loss", hint="A token's gradient is a weight times A times its score. Write the weight.")
 
 
 @q3.expects({

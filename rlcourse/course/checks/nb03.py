@@ -14,9 +14,7 @@ from rlcourse.course.checks.policy_losses import expect_loss
 
 EPS = 1e-4
 
-q1 = Question(
-    "q1", "grpo", hint="Lesson 02's minimum and the KL per token, then two means: along rows, then over rows."
-)
+q1 = Question("q1", "grpo", hint="Lesson 02's minimum and the KL per token, then a mean along rows, and one over them.")
 LOSS = "no clip", "minimum", "upside down", "sequence", "ref in ratio", "sign", "tokens", "width", "sum"
 expect_loss(q1, *LOSS, "no kl", "kl sign", "k1", "mirrored", "old in kl", grpo=True)
 
@@ -72,9 +70,7 @@ def _(f):
         check_log(f, (torch.rand(prompts, 1) + spread * torch.rand(prompts, n)).flatten(), n, largest)
 
 
-q3 = Question(
-    "q3", "data_set", hint="Which problems are silent whatever the group size? And which as rarely as can be?"
-)
+q3 = Question("q3", "data_set", hint="Which problems are silent in groups of any size? Which are most rarely silent?")
 MOST, CLOSE = 1000, 0.01
 
 

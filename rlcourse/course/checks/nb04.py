@@ -133,13 +133,9 @@ def check_step(f, moved: float, n: int = 3, clip: float = 0.2) -> None:
     q4.check(f, logits, ids, starts, lengths, old, rewards, n, draw(10, 90), clip)
 
 
-q4.expects(
-    said_of("lengths", "width", "rows", "sum", "sign", "upside down", "no clip")
-    | {("no baseline",): "There is no baseline left: subtract the group's mean reward."},
-    also=left_in(step_loss, PLANTED),
-    parts={"the gradient": 0, "the loss": None},
-    atol=1e-6,
-)(step_loss)
+q4.expects(said_of("lengths", "width", "rows", "sum", "sign", "upside down", "no clip") | {
+    ("no baseline",): "There is no baseline left: subtract the group's mean reward.",
+}, also=left_in(step_loss, PLANTED), parts={"the gradient": 0, "the loss": None}, atol=1e-6)(step_loss)  # fmt: skip
 q4.case("a policy that has moved, some tokens clipped")(lambda f: [check_step(f, 0.6), check_step(f, 0.3, 4, 0.1)])
 
 q5 = Question("q5", "drift", hint="How probable is an answer of L tokens, and what is the derivative of its log-prob?")

@@ -188,9 +188,7 @@ def _(f, wanted):
     compare(took, best, dict(zip(RULES.values(), others, strict=True)), "the seconds of a step with your plan")
 
 
-q4 = Question(
-    "q4", "self_times", hint="The parent of an event is the shortest one that holds it; take its time off there."
-)
+q4 = Question("q4", "self_times", hint="An event's parent is the shortest one that holds it: take its time off there.")
 
 
 @q4.expects({

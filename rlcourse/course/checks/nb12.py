@@ -123,7 +123,6 @@ q2.case("activations are computed again")(lambda f: check_fit(f, (100, 2000), ag
 q2.case("a chunk that is reached on the way")(lambda f: check_fit(f, (1500, 5000)))
 
 q3 = Question("q3", "gradients", hint="First on paper: the slopes of log p and of the entropy, for one logit.")
-NAMES = ("the gradient of hidden", "the gradient of head")
 
 
 def check_slopes(f, n: int, chunk: int, vocabulary: int, a: float, b: float, temperature: float) -> None:
@@ -146,7 +145,7 @@ q3.expects({
     "no H": "The entropy depends on p in two places: its slope is -p (log p + H).",
     "short": "The last chunk, which is not full, is missing.",
     "last": "That is one chunk's.",
-}, parts={NAMES: None}, atol=1e-4)(by_autograd)  # fmt: skip
+}, parts={("the gradient of hidden", "the gradient of head"): None}, atol=1e-4)(by_autograd)  # fmt: skip
 q3.case("log-probs alone, at temperature 1, and at another")(
     lambda f: [check_slopes(f, 12, 4, draw(20, 40), 1, 0.0, t) for t in (1.0, between(0.5, 0.8))]
 )

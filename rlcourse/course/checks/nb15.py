@@ -141,9 +141,7 @@ def _(f):
         check_programs(f, *random_programs(draw(3, 5), draw(6, 14), draw(0, 3)))
 
 
-q4 = Question(
-    "q4", "most_ranks", hint="How long does a step take on P ranks, and how long would it take without a loss?"
-)
+q4 = Question("q4", "most_ranks", hint="How long does a step take on P ranks? How long would it take without a loss?")
 
 
 @q4.expects({
