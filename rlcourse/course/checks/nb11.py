@@ -225,7 +225,7 @@ def planted(rows: int, width: int, at: int, how: str, dtype: torch.dtype) -> lis
     "0.0 and -0.0 are equal and have other bits.": {"new": lambda b, a, _: ((b[:-1] != a) & ~a.isnan()).any()},
     "A tolerance lets the last bit pass.": {"new": lambda b, a, _: not torch.allclose(b[:-1], a, equal_nan=True)},
     "You looked at row 0 alone.": {"new": lambda b, a, _: not torch.equal(bits(b[0]), bits(a[0]))},
-    "You compared with the last call of all.": {"new": lambda b, _, z: not torch.equal(bits(b), bits(z[: len(b)]))},
+    "You compared with the last call.": {"new": lambda b, _, last: not torch.equal(bits(b), bits(last[: len(b)]))},
 })  # fmt: skip
 def first(results: list[list[Tensor]], new=lambda b, a, _: not torch.equal(bits(b[:-1]), bits(a))) -> Tensor:
     """By `new(call, the call before, the last call)`, 0 for none."""
