@@ -2,7 +2,6 @@
 
 import math
 import shlex
-import textwrap
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -25,26 +24,6 @@ from rlcourse.tasks import in_format
 
 PRIVATE = ("output", "name", "log_to")  # settings that say where a run is and who watches it
 SHARES = ("accuracy", "accuracy_lenient", "formatted")  # of problems that each count 0 or 1
-TRAINED = """\
-The model was trained with this prompt, special tokens included. It asks the first test problem: to ask something else,
-replace the last question in it."""
-GENERIC = "The prompt is a question in the tokenizer's chat template, if it has one."
-USAGE = """\
-## Use
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-{load}
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-text = (
-{literal}
-)
-prompt = tokenizer(text, add_special_tokens=False, return_tensors="pt")
-ids = model.generate(**prompt, do_sample=False, max_new_tokens={tokens})[0]
-print(tokenizer.decode(ids[prompt["input_ids"].shape[1] :], skip_special_tokens=True))
-```
-
-{about}"""
 
 
 @dataclass(frozen=True)
@@ -68,7 +47,8 @@ class Run:
 
 
 def model_card(runs: list[Run], name: str, prompt: str, terms: dict[str, str]) -> ModelCard:
-    """The card of the first run's model, called `name`. prompt: what the model continues. terms: of `license_of`."""
+    """The card of the first run's model, called `name`: `model_card.md`, filled in. prompt: what the model continues.
+    terms: of `license_of`."""
     run, adapter = runs[0], is_adapter(runs[0].checkpoint)
     data = ModelCardData(
         base_model=run.base if is_on_hub(run.base) else None,
@@ -77,69 +57,40 @@ def model_card(runs: list[Run], name: str, prompt: str, terms: dict[str, str]) -
         tags=["rlcourse", "reinforcement-learning" if run.config.command == "train" else "sft", *["lora"] * adapter],
         **terms,
     )
-    parts = [f"# {name.rpartition('/')[2]}", introduction(run), usage(run, name, prompt)]
-    if run.summary:
-        parts += [results(runs), *samples(run.summary["after"].get("samples", []))]
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "peft"))
-    parts += [f"## Repeat it\n\n```bash\n{repeat_command(run)}\n```"]
-    parts += [f"Published with rlcourse {__version__}, {versions}."]  # as installed here
-    license = terms.get("license_name", terms.get("license", "unknown"))
-    parts += [f"## License\n\nThe base model's license also covers these weights: {license}."]
-    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n")
+    libraries = [f"{library} {version(library)}" for library in ("torch", "transformers", "peft")]
+    return ModelCard.from_template(
+        data,
+        Path(__file__).with_suffix(".md"),
+        title=name.rpartition("/")[2],
+        name=name,
+        run=run,
+        adapter=adapter,
+        ships=run.base in EMBEDDED_MODELS,
+        prompt=prompt,
+        results=results(runs) if run.summary else [],
+        seeds=[run.config.seed for run in runs],
+        repeat_command=repeat_command(run),
+        versions=[f"rlcourse {__version__}", *libraries],
+        is_on_hub=is_on_hub,
+        public=public,
+        repr=repr,
+    )
 
 
-def introduction(run: Run) -> str:
-    """What was trained from which base, how long that took, and the run's warnings."""
-    config = run.config
-    base = f"[`{run.base}`](https://huggingface.co/{run.base})" if is_on_hub(run.base) else f"`{public(run.base)}`"
-    base += ", which ships with rlcourse" if run.base in EMBEDDED_MODELS else ""
-    kind = f"A LoRA adapter of rank {config.lora_rank} for {base}" if is_adapter(run.checkpoint) else base
-    if config.command == "train":
-        how, data = f"reinforcement learning (`{config.algorithm}`)", config.task
-    else:
-        how, data = "supervised fine-tuning", public(config.data)
-    lines = [f"{kind}, trained with rlcourse by {how} on `{data}`: {run.steps}."]
-    if not run.summary:
-        return f"{lines[0]} **The run stopped before its final evaluation.**"
-    seconds = run.summary.get("seconds", {}) | {"total": run.summary["wall_seconds"]}
-    lines += [f"Minutes: {', '.join(f'{part} {took / 60:.1f}' for part, took in seconds.items())}."]
-    lines += [f"**Warning:** {' '.join(text.split())}" for text in run.summary.get("warnings", {}).values()]
-    return "\n\n".join(lines)
-
-
-def usage(run: Run, name: str, prompt: str) -> str:
-    """Python that loads the model and continues the prompt."""
-    load = f'\nmodel = AutoModelForCausalLM.from_pretrained("{name}")'
-    if is_adapter(run.checkpoint):
-        base, more = f'"{public(run.base)}"', ""
-        if run.base in EMBEDDED_MODELS:
-            base, more = f"model_folder({base})", "from rlcourse.paths import model_folder\n"
-        load = f"from peft import PeftModel\n{more}\n"
-        load += f'base = AutoModelForCausalLM.from_pretrained({base}, dtype="float32")\n'
-        load += f'model = PeftModel.from_pretrained(base, "{name}")'
-    literal = "\n".join(f"    {line!r}" for line in prompt.splitlines(keepends=True))
-    about = TRAINED if run.summary.get("prompt") else GENERIC
-    return USAGE.format(name=name, load=load, literal=literal, tokens=run.config.max_new_tokens, about=about)
-
-
-def results(runs: list[Run]) -> str:
-    """A table of what the first run measured, with standard errors; with several runs, their mean and range, too."""
+def results(runs: list[Run]) -> list[list[str]]:
+    """Rows of a table: what the first run measured, with standard errors; with several runs, their mean and range,
+    too."""
     before, after, metrics = (runs[0].summary[key] for key in ("before", "after", "metrics"))
     forms = {"loss": ".3f"} | metrics | {name: ".1%" for name in after if name.startswith("pass@")} | {"tokens": ".1f"}
-    problems, seeds = after.get("problems"), [str(run.config.seed) for run in runs]
-    header = [f"{problems:,} test problems" if problems else "measure", "before", "after"]
-    notes = "The first accuracy is the one that counts. Answers are greedy, except for pass@k; ± is one standard error."
+    problems, seeds = after.get("problems"), ", ".join(str(run.config.seed) for run in runs)
+    rows = [[f"{problems:,} test problems" if problems else "measure", "before", "after"], ["---", "--:", "--:"]]
     if len(runs) > 1:
-        header += [f"after, mean of seeds {', '.join(seeds)} (min–max)"]
-        notes += f" The weights are those of seed {seeds[0]}."
-    rows = [header, ["---", *["--:"] * (len(header) - 1)]]
-    for name, form in forms.items():
-        if name in after:
-            numbers = [with_error(when[name], form, name in SHARES and problems) for when in (before, after)]
-            spread = mean_and_range([run.summary["after"][name] for run in runs], form)
-            rows += [[name.replace("_", " "), *numbers, spread][: len(header)]]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"## Results\n\n{table}\n\n{notes}\n\n![Learning curve](curve.png)"
+        rows = [rows[0] + [f"after, mean of seeds {seeds} (min–max)"], rows[1] + ["--:"]]
+    for name in (name for name in forms if name in after):
+        numbers = [with_error(when[name], forms[name], name in SHARES and problems) for when in (before, after)]
+        spread = mean_and_range([run.summary["after"][name] for run in runs], forms[name])
+        rows += [[name.replace("_", " "), *numbers, spread][: len(rows[0])]]
+    return rows
 
 
 def with_error(value: float | None, form: str, problems: int | None) -> str:
@@ -155,14 +106,6 @@ def mean_and_range(values: list[float | None], form: str) -> str:
         return "–"
     mean, low, high = (in_format(value, form) for value in (sum(values) / len(values), min(values), max(values)))
     return f"{mean} ({low}–{high})"
-
-
-def samples(found: list[dict[str, Any]]) -> list[str]:
-    parts = ["## Samples", "Test problems and the model's greedy answers, up to 1,500 characters of each:"]
-    for sample in found[:4]:
-        question, answer = (textwrap.indent(sample[key][:1500], "    ", bool) for key in ("question", "text"))
-        parts += [question, f"**{'Right' if sample['right'] else 'Wrong'}:**", answer]
-    return parts if found else []
 
 
 def repeat_command(run: Run) -> str:
