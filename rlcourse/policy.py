@@ -22,7 +22,7 @@ from rlcourse.chat import ends_of, template_end, write_chats
 from rlcourse.dist import is_sharded
 from rlcourse.files import read_bytes
 from rlcourse.head import trunk_of
-from rlcourse.lora import merge
+from rlcourse.lora import base_of, load_merged, merge
 from rlcourse.model_files import (
     COPY_AGAIN,
     ORDINARY,
@@ -36,6 +36,7 @@ from rlcourse.model_files import (
 )
 from rlcourse.paths import EMBEDDED_MODELS, model_folder
 from rlcourse.settings import MANY
+from rlcourse.trial import try_model
 
 LOOKED_AT = 64  # numbers of a weight: training changes nearly all of them
 
@@ -111,8 +112,6 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
     """
     folder = model_folder(name)
     if folder is not None and is_adapter(folder):
-        from rlcourse.adapters import base_of, load_merged  # peft takes a second to import
-
         try:
             policy = load_policy(base_of(folder), device)
         except RecursionError:
@@ -146,9 +145,7 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
         raise ValueError(f"generation_config.json in {path} has stop_strings {stops!r}, and no engine stops there.")
     policy = policy_of(model.to(device).eval(), tokenizer, model.generation_config.eos_token_id, path)
     if name not in EMBEDDED_MODELS:
-        from rlcourse.trial import try_model  # of strangers' models alone
-
-        try:
+        try:  # strangers' models alone
             try_model(policy.model, tokenizer(ORDINARY, add_special_tokens=False)["input_ids"], policy.pad_id)
         except Exception as error:
             raise ValueError(f"The model in {path} cannot be used ({first_line(error)}): use another one.") from error

@@ -102,7 +102,6 @@ API = {
         "sft.packing",
         "sft.trainer",
         "lora",
-        "adapters",
     ],
     "Kernels": ["kernels", "kernels.kernel", "kernels.toolchain", "kernels.decode_attention", "kernels.decode_ops"],
     "Kernels of a layer": [
