@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from rlcourse.dist import local_tensor
 from rlcourse.files import digest_of, new_folder, reason, try_folder
@@ -29,13 +30,13 @@ def try_checkpoint(run_folder: Path, policy: Policy) -> None:
     try_folder(run_folder, "choose another --output", 12 * learned)
 
 
-def belongs_to(training: Any, model: str) -> dict[str, str | None]:
-    """Digests of what a run must go on with, by name. model: that of its weights."""
+def belongs_to(training: Any, model: PreTrainedModel) -> dict[str, str | None]:
+    """Digests of what a run must go on with, by name. model: its own, perhaps gathered."""
     tokenizer = training.policy.tokenizer
     tokens = tokenizer([*PROBES], add_special_tokens=False)["input_ids"]
     words = digest_of([tokenizer.chat_template, training.policy.eos_ids, tokens])
     named = {"tokenizer or chat template": words, "data": training.data_digest, "base model": training.reference_digest}
-    return named | {"saved model or its base": model}
+    return named | {"saved model or its base": digest(model)}
 
 
 def save(training: Any) -> None:
@@ -59,7 +60,7 @@ def saving_in_background(training: Any) -> Iterator[None]:
     with ThreadPoolExecutor(1) as aside:
         writing = []
         if training.world.rank == 0:  # the others have the same
-            state["belongs_to"] = belongs_to(training, digest(policy.model))
+            state["belongs_to"] = belongs_to(training, policy.model)
             writing = [aside.submit(save_checkpoint, training.run.path, training.step, policy, state)]
         busy = time.perf_counter()
         yield
@@ -89,7 +90,7 @@ def restore(training: Any) -> None:
             torch.cuda.set_rng_state(state["random"]["cuda"], training.device)
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError):
         raise damaged(checkpoint, "trainer.pt does not fit the model and the run") from None
-    for what, now in belongs_to(training, training.policy.weights_digest).items():
+    for what, now in belongs_to(training, training.policy.model).items():
         if now != had.get(what):
             raise ValueError(f"The {what} is not what {training.run.path} had: bring that back, or start a new run.")
 
@@ -160,19 +161,18 @@ def policy_of_run(config: Any, device: torch.device, checkpoint: Path | None = N
     """The policy that a run starts with, or goes on with from a checkpoint; with `lora_rank`, the base with an adapter
     that learns. Raises ValueError if it can't be read."""
     adapted = bool(config.lora_rank)
-    policy = load_policy(config.model, device) if adapted or checkpoint is None else None
+    base = load_policy(config.model, device) if adapted or checkpoint is None else None
     if checkpoint is None:
         if adapted:
-            add_adapter(policy.model, config.model, config.lora_rank, ALPHA, ALL_LINEAR)
-        return policy
+            add_adapter(base.model, config.model, config.lora_rank, ALPHA, ALL_LINEAR)
+        return base
     try:
         if not adapted:
             return load_policy(str(checkpoint), device)
-        load_adapter(policy.model, checkpoint)
+        load_adapter(base.model, checkpoint)
     except (ValueError, FileNotFoundError) as error:
         raise damaged(checkpoint, str(error).rpartition(": ")[0]) from error
-    policy.weights_digest = digest(policy.model)
-    return policy
+    return base
 
 
 def load_state(checkpoint: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import copy
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from rlcourse.chat import ends_of, template_end, write_chats
-from rlcourse.dist import is_sharded
+from rlcourse.dist import full_tensor, is_sharded
 from rlcourse.files import read_bytes
 from rlcourse.head import trunk_of
 from rlcourse.lora import base_of, load_merged, merge
@@ -45,14 +45,12 @@ transformers_logging.disable_progress_bar()  # loading and saving would draw bar
 
 @dataclass
 class Policy:
-    """A causal LM in float32, its tokenizer, the token ids that end and pad a completion, and the digest of the
-    weights that were loaded, if they were."""
+    """A causal LM in float32, its tokenizer, and the token ids that end and pad a completion."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     eos_ids: list[int]
     pad_id: int
-    weights_digest: str = ""
 
     @property
     def device(self) -> torch.device:
@@ -117,7 +115,7 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
         except RecursionError:
             raise ValueError(f"The adapter in {folder} is its own base: name a model in its config.") from None
         load_merged(policy.model, folder)
-        return replace(with_words_of(folder, policy), weights_digest=digest(policy.model))
+        return with_words_of(folder, policy)
     path = name if folder is None else str(folder)
     if folder is not None:
         check_model_files(folder)
@@ -149,7 +147,7 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
             try_model(policy.model, tokenizer(ORDINARY, add_special_tokens=False)["input_ids"], policy.pad_id)
         except Exception as error:
             raise ValueError(f"The model in {path} cannot be used ({first_line(error)}): use another one.") from error
-    return replace(policy, weights_digest=digest(policy.model))
+    return policy
 
 
 def policy_of(
@@ -181,10 +179,11 @@ def with_words_of(folder: Path, policy: Policy) -> Policy:
 
 
 def digest(model: PreTrainedModel) -> str:
-    """The same for the same weights, an adapter's included, on any device. It looks at `LOOKED_AT` numbers of each."""
+    """The same for the same weights, an adapter's included, on any device. It looks at `LOOKED_AT` numbers of each.
+    Ranks with a shard of the model call it together."""
     found = hashlib.blake2b(digest_size=16)
     for parameter in model.parameters():
-        flat = parameter.detach().flatten()
+        flat = full_tensor(parameter.detach()).flatten()
         found.update(flat[:: max(1, len(flat) // LOOKED_AT)].float().cpu().numpy().tobytes())
     return found.hexdigest()
 

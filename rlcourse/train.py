@@ -27,7 +27,7 @@ from rlcourse.learner import Learner, compute_old_logprobs, lr_factor, make_batc
 from rlcourse.losses import aggregate, kl_estimate, sampler_correction, token_loss, value_loss
 from rlcourse.measure.timing import PhaseTimer, now
 from rlcourse.metrics import Means, run_summary, step_metrics, step_timing
-from rlcourse.policy import compile_layers, load_policy
+from rlcourse.policy import compile_layers, digest, load_policy
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.runs import RunFolder, new_run, run_to_resume
 from rlcourse.tasks import Task, in_format, overlaps, task_of
@@ -178,7 +178,7 @@ class Trainer(TrainingLoop):
         run.warn(0, overlaps(task) | few)
         self.data_sampler, self.data_digest = PromptSampler(kept, config.seed), fingerprint(task, self.policy)
         if config.needs_reference and not config.lora_rank:
-            self.reference_digest = (initial or self.policy).weights_digest
+            self.reference_digest = digest((initial or self.policy).model)
         warn_of_mismatch(config, engine.exact and self.learner.exact, device)
         self.finish_setup()
 
