@@ -11,9 +11,16 @@ from rlcourse.config import TrainConfig
 from rlcourse.tasks import in_format
 
 
-def printed(name: str, value: float | None, metrics: dict[str, str]) -> str:
-    """A result as a table has it: in its task's format, or as a share."""
-    return in_format(value, ({"loss": ".3f", "tokens": ".1f"} | metrics).get(name, ".1%"))
+def form_of(name: str, metrics: dict[str, str]) -> str:
+    """The format of a result: its task's, or a share's."""
+    return ({"loss": ".3f", "tokens": ".1f"} | metrics).get(name, ".1%")
+
+
+def measured(summary: dict[str, Any]) -> dict[str, str]:
+    """What a run's tables show, each with its format."""
+    metrics = summary["metrics"]
+    shown = (name for name in summary["after"] if name in (*metrics, "loss", "tokens") or name.startswith("pass@"))
+    return {name: form_of(name, metrics) for name in shown}
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
@@ -32,7 +39,7 @@ def print_evaluation(config: TrainConfig, result: dict[str, Any]) -> None:
     table = Table("measure", "value", title=title)
     for name, value in result.items():
         if name not in ("problems", "samples", "metrics"):
-            table.add_row(name.replace("_", " "), printed(name, value, result["metrics"]))
+            table.add_row(name.replace("_", " "), in_format(value, form_of(name, result["metrics"])))
     print_table(table)
 
 
@@ -47,12 +54,10 @@ def print_samples(result: dict[str, Any]) -> None:
 
 def print_summary(summary: dict[str, Any], title: str) -> None:
     """What a run achieved: answers, what was measured before and after, warnings again, and where the results are."""
-    before, after, metrics = summary["before"], summary["after"], summary["metrics"]
-    print_samples(after)
+    print_samples(summary["after"])
     table = Table("measure", "before", "after", title=title)
-    for name in after:
-        if name in metrics or name in ("loss", "tokens") or name.startswith("pass@"):
-            table.add_row(name.replace("_", " "), *(printed(name, when[name], metrics) for when in (before, after)))
+    for name, form in measured(summary).items():
+        table.add_row(name.replace("_", " "), *(in_format(summary[when][name], form) for when in ("before", "after")))
     print_table(table)
     console, steps, changed = Console(), summary["steps"], summary["steps_that_changed_weights"]
     for text in summary["warnings"].values():

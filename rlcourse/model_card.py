@@ -12,6 +12,7 @@ from huggingface_hub import ModelCard, ModelCardData, snapshot_download
 
 from rlcourse import __version__
 from rlcourse.checkpoint import step_of
+from rlcourse.cli_tables import measured
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.hub import hub_or_cache
 from rlcourse.lora import base_of
@@ -80,15 +81,15 @@ def model_card(runs: list[Run], name: str, prompt: str, terms: dict[str, str]) -
 def results(runs: list[Run]) -> list[list[str]]:
     """Rows of a table: what the first run measured, with standard errors; with several runs, their mean and range,
     too."""
-    before, after, metrics = (runs[0].summary[key] for key in ("before", "after", "metrics"))
-    forms = {"loss": ".3f"} | metrics | {name: ".1%" for name in after if name.startswith("pass@")} | {"tokens": ".1f"}
-    problems, seeds = after.get("problems"), ", ".join(str(run.config.seed) for run in runs)
+    summary, seeds = runs[0].summary, ", ".join(str(run.config.seed) for run in runs)
+    problems = summary["after"].get("problems")
     rows = [[f"{problems:,} test problems" if problems else "measure", "before", "after"], ["---", "--:", "--:"]]
     if len(runs) > 1:
         rows = [rows[0] + [f"after, mean of seeds {seeds} (min–max)"], rows[1] + ["--:"]]
-    for name in (name for name in forms if name in after):
-        numbers = [with_error(when[name], forms[name], name in SHARES and problems) for when in (before, after)]
-        spread = mean_and_range([run.summary["after"][name] for run in runs], forms[name])
+    for name, form in measured(summary).items():
+        errors_of = problems if name in SHARES else None
+        numbers = [with_error(summary[when][name], form, errors_of) for when in ("before", "after")]
+        spread = mean_and_range([run.summary["after"][name] for run in runs], form)
         rows += [[name.replace("_", " "), *numbers, spread][: len(rows[0])]]
     return rows
 

@@ -40,7 +40,8 @@ def main(wire: int) -> None:
     request = decode(receive(connection))
     recipe = read_recipe(request["recipe"])
     config = config_of(recipe, request["fixed"] | {"model": str(staged / "start")})
-    splits = [read_split(staged / "problems" / f"{split}.jsonl") for split in ("train", "validation")]
+    texts = [(staged / "problems" / f"{split}.jsonl").read_text(encoding="utf-8") for split in ("train", "validation")]
+    splits = [[Problem(**json.loads(line)) for line in text.splitlines()] for text in texts]
     weights = train(recipe, config, MathTask(*request["task"], *splits, test=[]).with_settings(config))
     send(connection, encode(weights, MOST_BYTES))
 
@@ -64,10 +65,6 @@ def config_of(recipe: dict[str, Any], fixed: dict[str, Any]) -> TrainConfig:
     if config.advantage == "gae" and "advantages" in recipe:
         raise ValueError("The hook `advantages` does nothing in PPO: leave it out, or choose another algorithm.")
     return config
-
-
-def read_split(path: Path) -> list[Problem]:
-    return [Problem(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def train(recipe: dict[str, Any], config: TrainConfig, task: MathTask) -> dict[str, Tensor]:
