@@ -74,16 +74,14 @@ def collect(
         rewards = torch.tensor(rewards, dtype=torch.float32, device=rollout.ids.device)
         return Completions(rollout, answers, rewards)
 
-    def with_signal(some: Completions) -> torch.Tensor:
-        return has_signal(some.rewards, config.num_generations)
-
-    rounds = [roll_out()]
+    sampled, rounds = roll_out(), 1
     if not config.dynamic_sampling:
-        return rounds[0], rounds[0]
-    while sum(int(with_signal(r).sum()) for r in rounds) < config.num_prompts and len(rounds) < DYNAMIC_ROUNDS:
-        rounds.append(roll_out())
-    sampled = join_completions(rounds)
-    groups = torch.argsort(~with_signal(sampled), stable=True)[: config.num_prompts]  # those with signal first
+        return sampled, sampled
+    while (signal := has_signal(sampled.rewards, config.num_generations)).sum() < config.num_prompts:
+        if rounds == DYNAMIC_ROUNDS:
+            break
+        sampled, rounds = join_completions([sampled, roll_out()]), rounds + 1
+    groups = torch.argsort(~signal, stable=True)[: config.num_prompts]  # those with signal first
     members = torch.arange(config.num_generations, device=groups.device)
     return sampled[(groups[:, None] * config.num_generations + members).flatten()], sampled
 

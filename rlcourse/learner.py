@@ -1,5 +1,6 @@
 """What learns: the policy, what an algorithm needs beside it, and the optimizer; and what it computes for a step."""
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from rlcourse.exact.weights import fused_weights, is_exact, may_be_exact, unknow
 from rlcourse.logprobs import PlainPass
 from rlcourse.lora import has_adapter
 from rlcourse.measure.timing import PhaseTimer
-from rlcourse.policy import Policy, ValueHead, frozen_copy
+from rlcourse.policy import Policy, ValueHead
 from rlcourse.rollout import RolloutEngine
 
 VALUE_LR = 1e-3  # of PPO's value head
@@ -28,18 +29,17 @@ class Learner:
     """The policy, PPO's value head and the frozen reference where the config asks for them, and AdamW over the first
     two. Weights and moments are float32. With an adapter, only it trains, and its base is the reference.
 
-    initial: the model to copy as the reference, or, with a sharded policy, the reference itself; by default the policy.
+    initial: the model that becomes the reference; by default a copy of the policy as it is.
     """
 
     def __init__(
         self, policy: Policy, config: TrainConfig, initial: PreTrainedModel | None = None, world: OneProcess = ALONE
     ):
         self.policy, self.config, self.world, self.reference = policy, config, world, None
-        if config.needs_reference:
-            if is_sharded(policy.model):
-                self.reference = initial.eval().requires_grad_(False)
-            else:
-                self.reference = policy.model if has_adapter(policy.model) else frozen_copy(initial or policy.model)
+        if config.needs_reference and has_adapter(policy.model):
+            self.reference = policy.model
+        elif config.needs_reference:
+            self.reference = (initial or copy.deepcopy(policy.model)).eval().requires_grad_(False)
         self.policy_pass = model_pass(policy.model, config, config.compile)
         if self.reference is not None:
             self.reference_pass = model_pass(self.reference, config, as_base=True)

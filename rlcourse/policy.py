@@ -207,11 +207,6 @@ def check_positions(model: PreTrainedModel, tokens: int) -> None:
         )
 
 
-def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """The reference of the KL divergence: a copy that takes no gradients."""
-    return copy.deepcopy(model).eval().requires_grad_(False)
-
-
 def low_precision_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """A copy with parameters in `dtype`, an adapter merged; buffers stay, as `model.to(bfloat16)` would round RoPE's
     frequencies. A sharded model's copy has no weights yet: an engine gathers them before it samples."""
