@@ -4,7 +4,6 @@ import copy
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -80,17 +79,11 @@ class Policy:
         written = template_end(self.tokenizer)
         return self.tokenizer.eos_token if written is None else self.tokenizer.convert_ids_to_tokens(written)
 
-    @cached_property
-    def known(self) -> Tensor:
-        """Which ids the tokenizer has, bool, False behind the last: a model may have more of them, also in between."""
-        ids = torch.tensor(list(self.tokenizer.get_vocab().values()))
-        return torch.zeros(int(ids.max()) + 2, dtype=torch.bool).index_fill(0, ids, True)
-
     def texts(self, completion_ids: Tensor, completion_mask: Tensor) -> list[str]:
-        """The text of each completion, special tokens left out. completion_ids, completion_mask: [rows, T]."""
-        ids, mask = completion_ids.cpu(), completion_mask.cpu()
-        kept = (mask & self.known[ids.clamp(max=len(self.known) - 1)]).numpy()
-        rows = [of_row[keep].tolist() for of_row, keep in zip(ids.numpy(), kept, strict=True)]
+        """The text of each completion, special tokens left out. completion_ids, completion_mask: [rows, T]. A model may
+        have ids that its tokenizer doesn't: they have no text."""
+        ids, mask = completion_ids.cpu().numpy(), completion_mask.cpu().numpy()
+        rows = [of_row[keep].tolist() for of_row, keep in zip(ids, mask, strict=True)]
         kind, plain = type(self.tokenizer), PreTrainedTokenizerFast
         own = any(
             getattr(kind, name) is not getattr(plain, name, None) for name in ("batch_decode", "decode", "_decode")

@@ -141,17 +141,20 @@ class RunFolder(AbstractContextManager):
         if not (self.path / "metrics.jsonl").exists() and not (self.path / "checkpoints").exists():
             shutil.rmtree(self.path)
 
-    def check_steps(self, step: int) -> None:
-        """Raise ValueError unless metrics.jsonl has each step up to this one once."""
-        if [n for line in self.lines("metrics.jsonl") if (n := line["step"]) <= step] != [*range(1, step + 1)]:
+    def go_on_from(self, step: int) -> list[dict[str, Any]]:
+        """The metrics of each step up to `step`, that of a checkpoint. Lines after it are dropped; they'll be logged
+        again. Raises ValueError unless metrics.jsonl has each of these steps once."""
+        kept = {log: [line for line in self.lines(log) if line["step"] <= step] for log in LOGS}
+        if [line["step"] for line in kept["metrics.jsonl"]] != [*range(1, step + 1)]:
             file = self.path / "metrics.jsonl"
             raise ValueError(f"{file} doesn't have each step from 1 to {step} once: restore it, or start a new run.")
-
-    def forget_after(self, step: int) -> None:
-        """Drop the lines after `step`, that of a checkpoint; they'll be logged again."""
-        kept = {log: self.lines(log) for log in LOGS if (self.path / log).exists()}
         for log, lines in kept.items():  # all of them are read before one is written
-            write_text(self.path / log, "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step))
+            self.rewrite(self.path / log, lines)
+        return kept["metrics.jsonl"]
+
+    def rewrite(self, log: Path, lines: list[dict[str, Any]]) -> None:
+        if log.exists():
+            write_text(log, "".join(json.dumps(line) + "\n" for line in lines))
 
     def finish(self, summary: dict[str, Any], curves: str) -> None:
         """Write curve.png (curves: a name in `rlcourse.measure.plots`), then summary.json: the run is finished."""

@@ -83,7 +83,7 @@ class TrainingLoop:
         torch.manual_seed(run.config.seed)
         self.policy = world.load(lambda place: policy_of_run(run.config, place, run.checkpoint), device)
         try_checkpoint(run.path, self.policy)
-        self.step, self.seconds, self.test_before = 0, 0.0, None
+        self.step, self.steps, self.seconds, self.test_before = 0, [], 0.0, None
         self.spent = PhaseTimer(device)  # where the run's seconds go
 
     def finish_setup(self) -> None:
@@ -94,10 +94,7 @@ class TrainingLoop:
             compile_layers(self.policy.model)
         if self.run.checkpoint is not None:
             restore(self)
-            self.run.check_steps(self.step)
-            self.run.forget_after(self.step)
-        # Those done before a resume. Another rank may read the file before the first has dropped what came after.
-        self.steps = [line for line in self.run.lines("metrics.jsonl") if line["step"] <= self.step]
+            self.steps = self.run.go_on_from(self.step)
         self.clock = self.run.began - self.seconds
         self.spent.seconds["starting"] += now(self.device) - self.run.began
 

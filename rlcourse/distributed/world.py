@@ -160,7 +160,7 @@ class Follower(RunFolder):
     def ignore(self, *arguments: Any) -> None:
         pass
 
-    __enter__ = __exit__ = keep_config = log_step = log_eval = warn = forget_after = finish = ignore
+    __enter__ = __exit__ = keep_config = log_step = log_eval = warn = rewrite = finish = ignore
     remove_unless_begun = ignore
 
     def warned(self) -> dict[str, str]:
