@@ -242,8 +242,6 @@ class TrainConfig(Settings):
             raise ValueError("surrogate 'reinforce' has no importance ratio: use inner_epochs 1 and minibatches 1.")
         if self.minibatches > self.rows:
             raise ValueError(f"minibatches ({self.minibatches}) must not exceed the rows of a step ({self.rows}).")
-        if self.dtype == "bfloat16" and self.device == "cpu":
-            raise ValueError("dtype bfloat16 is for a GPU: use --dtype float32 on a CPU.")
         if self.shard and self.lora_rank:
             raise ValueError(
                 "--shard splits weights that learn, and with an adapter few do: leave out --shard or --lora-rank."

@@ -87,8 +87,11 @@ class Settings:
         return checked
 
     def check(self) -> None:
-        """Check each setting, and bring it into its field's type."""
+        """Check each setting, and bring it into its field's type. Raises ValueError, too, for some that don't go
+        together."""
         vars(self).update(self.check_settings(vars(self)))
+        if self.dtype == "bfloat16" and self.device == "cpu":
+            raise ValueError("dtype bfloat16 is for a GPU: use --dtype float32 on a CPU.")
 
     def to_dict(self) -> dict[str, Any]:
         return dict(vars(self))

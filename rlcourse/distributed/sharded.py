@@ -52,19 +52,16 @@ class ShardedWorld(World):
         model = policy.model
         model.together = types.MethodType(lambda self, compute: compute(), model)
         for layer in layers_of(model):
-            self._shard(layer, self.precision)
-        self._shard(model, self.precision)  # what is around the layers: embedding, norm and head
+            self.shard(layer, self.precision)
+        self.shard(model, self.precision)  # what is around the layers: embedding, norm and head
         # The residual stream is float32, as it is under autocast alone.
         model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: output.float())
         register_fsdp_forward_method(model, "together")
         return policy
 
-    def shard(self, module: nn.Module) -> nn.Module:
-        """The module computes in float32."""
-        return self._shard(module, MixedPrecisionPolicy())
-
-    def _shard(self, module: nn.Module, precision: MixedPrecisionPolicy) -> nn.Module:
-        fully_shard(module, mesh=self.mesh, mp_policy=precision)
+    def shard(self, module: nn.Module, precision: MixedPrecisionPolicy | None = None) -> nn.Module:
+        """The module computes in `precision`, or in float32."""
+        fully_shard(module, mesh=self.mesh, mp_policy=precision or MixedPrecisionPolicy())
         module.set_gradient_divide_factor(1.0)  # gradients are added up: losses are shares of the mini-batch's
         module.set_force_sum_reduction_for_comms(True)  # by a plain sum, which gloo has, too
         return module

@@ -162,9 +162,3 @@ class Follower(RunFolder):
 
     __enter__ = __exit__ = keep_config = log_step = log_eval = warn = rewrite = finish = ignore
     remove_unless_begun = ignore
-
-    def warned(self) -> dict[str, str]:
-        return {}  # the first rank has them
-
-    def resume_command(self) -> str:
-        return ""  # the first rank says it

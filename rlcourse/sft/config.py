@@ -92,8 +92,6 @@ class SFTConfig(Settings):
         super().check()
         if self.task is not None:
             check_task_name(self.task)
-        if self.dtype == "bfloat16" and self.device == "cpu":
-            raise ValueError("dtype bfloat16 is for a GPU: use --dtype float32 on a CPU.")
 
 
 def make_config(**settings: Any) -> SFTConfig:
