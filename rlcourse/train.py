@@ -22,7 +22,7 @@ from rlcourse.device import without_cudnn_attention
 from rlcourse.dist import ALONE, OneProcess, full_tensor, share_of
 from rlcourse.distributed import launch
 from rlcourse.evaluation import answer_problems, answer_test, summarize, summarize_test
-from rlcourse.interrupts import saved_when_stopped
+from rlcourse.interrupts import StopAfterStep
 from rlcourse.learner import Learner, compute_old_logprobs, lr_factor, make_batch
 from rlcourse.losses import aggregate, kl_estimate, sampler_correction, token_loss, value_loss
 from rlcourse.measure.timing import PhaseTimer, now
@@ -101,7 +101,7 @@ class TrainingLoop:
     def run_all(self) -> dict[str, Any]:
         """Evaluation, training, evaluation. Returns the content of `summary.json`."""
         config = self.config
-        with self.run, saved_when_stopped(self, save) as stop:
+        with self.run, StopAfterStep(self, save) as stop:
             self.run.keep_config()
             if self.test_before is None:
                 self.test_before = self.test("before")

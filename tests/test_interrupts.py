@@ -93,7 +93,7 @@ def test_a_run_saves_when_the_pipe_of_its_progress_bar_is_closed(tiny, tmp_path,
 def test_nohup_is_respected():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with interrupts.StopAfterStep(), cli_shared.silence():
+        with interrupts.StopAfterStep(None, None), cli_shared.silence():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
