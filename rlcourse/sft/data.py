@@ -18,6 +18,7 @@ from rlcourse.settings import shown
 from rlcourse.sft.config import SFTConfig, is_task
 from rlcourse.tasks import load_task, minigsm
 from rlcourse.tasks.jsonl import EMPTY, meant, parse_record, read_each_line
+from rlcourse.watch import Warnings, left_out
 
 PROMPTS, ANSWERS = ("prompt", "question"), ("answer", "completion", "response")  # the keys that a record may have
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -37,13 +38,12 @@ class Example:
 
 @dataclass(frozen=True)
 class Data:
-    """Examples to learn, examples held out, how many were left out for more than `limit` tokens, and what to do."""
+    """Examples to learn, examples held out, how many were too long, and the warning if those are many."""
 
     train: list[Example]
     held_out: list[Example]
     too_long: int
-    limit: int
-    remedy: str
+    warnings: Warnings
 
     @property
     def fingerprint(self) -> str:
@@ -73,7 +73,8 @@ def load_data(config: SFTConfig, policy: Policy) -> Data:
     learned = {tuple(example.ids.tolist()) for example in kept[0]}
     if shared := sum(tuple(example.ids.tolist()) in learned for example in kept[1]):
         say(f"{shared} of {len(kept[1])} held-out examples are also learned: their loss says nothing about new ones.")
-    return Data(*kept, sum(map(len, encoded)) - sum(map(len, kept)), limit, remedy)
+    count, of = sum(map(len, kept)), sum(map(len, encoded))
+    return Data(*kept, of - count, left_out(count, of, f"examples, which have more than {limit:,} tokens", remedy))
 
 
 def file_of(data: str) -> Path | None:

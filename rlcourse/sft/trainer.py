@@ -24,7 +24,7 @@ from rlcourse.sft.packing import Row, check_packing, pack, plan_rows, summed_los
 from rlcourse.tasks import Answer, load_task
 from rlcourse.tasks.prompts import PromptSampler, fingerprint
 from rlcourse.train import TrainingLoop, update
-from rlcourse.watch import WINDOW, Warnings, cut_off, left_out, unreadable
+from rlcourse.watch import WINDOW, Warnings, cut_off, unreadable
 
 KNOWN = 0.01  # nats per token: less from the start on is nothing to learn
 OVERFIT = 1.1  # times the lowest held-out loss so far
@@ -55,9 +55,7 @@ class FineTuning(TrainingLoop):
         self.setup(run, device)
         self.data = load_data(config, self.policy)
         self.data_digest = self.data.fingerprint
-        kept = len(self.data.train) + len(self.data.held_out)
-        why = f"examples, which have more than {self.data.limit:,} tokens"
-        run.warn(0, left_out(kept, kept + self.data.too_long, why, self.data.remedy))
+        run.warn(0, self.data.warnings)
         steps = config.steps or math.ceil(config.epochs * len(self.data.train) / config.batch_size)
         self.config = replace(config, steps=steps)
         if config.packing:
