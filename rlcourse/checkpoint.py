@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from rlcourse.dist import local_tensor
 from rlcourse.files import digest_of, new_folder, reason, try_folder
-from rlcourse.lora import ALL_LINEAR, ALPHA, add_adapter, has_adapter, load_adapter, save_adapter
+from rlcourse.lora import ALL_LINEAR, ALPHA, add_adapter, has_adapter
 from rlcourse.model_files import PROBES
 from rlcourse.policy import Policy, digest, load_policy
 from rlcourse.runs import RunFolder
@@ -105,6 +105,8 @@ def save_checkpoint(run_folder: Path, step: int, policy: Policy, state: dict[str
     try:
         with new_folder(final) as aside:
             if has_adapter(policy.model):
+                from rlcourse.adapters import save_adapter
+
                 save_adapter(policy.model, aside)
             else:
                 policy.model.save_pretrained(aside)
@@ -169,6 +171,8 @@ def policy_of_run(config: Any, device: torch.device, checkpoint: Path | None = N
     try:
         if not adapted:
             return load_policy(str(checkpoint), device)
+        from rlcourse.adapters import load_adapter
+
         load_adapter(base.model, checkpoint)
     except (ValueError, FileNotFoundError) as error:
         raise damaged(checkpoint, str(error).rpartition(": ")[0]) from error

@@ -11,11 +11,11 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData, snapshot_download
 
 from rlcourse import __version__
+from rlcourse.adapters import base_of
 from rlcourse.checkpoint import step_of
 from rlcourse.cli_tables import measured
 from rlcourse.config import TrainConfig, make_config
 from rlcourse.hub import hub_or_cache
-from rlcourse.lora import base_of
 from rlcourse.model_files import is_adapter
 from rlcourse.paths import EMBEDDED_MODELS, data_folder, model_folder
 from rlcourse.presets import PRESETS

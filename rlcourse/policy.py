@@ -4,6 +4,7 @@ import copy
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from rlcourse.chat import ends_of, template_end, write_chats
 from rlcourse.dist import full_tensor, is_sharded
 from rlcourse.files import read_bytes
 from rlcourse.head import trunk_of
-from rlcourse.lora import base_of, load_merged, merge
+from rlcourse.lora import merge
 from rlcourse.model_files import (
     COPY_AGAIN,
     ORDINARY,
@@ -35,7 +36,6 @@ from rlcourse.model_files import (
 )
 from rlcourse.paths import EMBEDDED_MODELS, model_folder
 from rlcourse.settings import MANY
-from rlcourse.trial import try_model
 
 LOOKED_AT = 64  # numbers of a weight: training changes nearly all of them
 
@@ -79,11 +79,17 @@ class Policy:
         written = template_end(self.tokenizer)
         return self.tokenizer.eos_token if written is None else self.tokenizer.convert_ids_to_tokens(written)
 
+    @cached_property
+    def known(self) -> Tensor:
+        """Which ids the tokenizer has, bool, False behind the last: a model may have more of them, also in between."""
+        ids = torch.tensor(list(self.tokenizer.get_vocab().values()))
+        return torch.zeros(int(ids.max()) + 2, dtype=torch.bool).index_fill(0, ids, True)
+
     def texts(self, completion_ids: Tensor, completion_mask: Tensor) -> list[str]:
-        """The text of each completion, special tokens left out. completion_ids, completion_mask: [rows, T]. A model may
-        have ids that its tokenizer doesn't: they have no text."""
-        ids, mask = completion_ids.cpu().numpy(), completion_mask.cpu().numpy()
-        rows = [of_row[keep].tolist() for of_row, keep in zip(ids, mask, strict=True)]
+        """The text of each completion, special tokens left out. completion_ids, completion_mask: [rows, T]."""
+        ids, mask = completion_ids.cpu(), completion_mask.cpu()
+        kept = (mask & self.known[ids.clamp(max=len(self.known) - 1)]).numpy()
+        rows = [of_row[keep].tolist() for of_row, keep in zip(ids.numpy(), kept, strict=True)]
         kind, plain = type(self.tokenizer), PreTrainedTokenizerFast
         own = any(
             getattr(kind, name) is not getattr(plain, name, None) for name in ("batch_decode", "decode", "_decode")
@@ -103,6 +109,8 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
     """
     folder = model_folder(name)
     if folder is not None and is_adapter(folder):
+        from rlcourse.adapters import base_of, load_merged  # peft takes a second to import
+
         try:
             policy = load_policy(base_of(folder), device)
         except RecursionError:
@@ -136,7 +144,9 @@ def load_policy(name: str, device: torch.device | str = "cpu") -> Policy:
         raise ValueError(f"generation_config.json in {path} has stop_strings {stops!r}, and no engine stops there.")
     policy = policy_of(model.to(device).eval(), tokenizer, model.generation_config.eos_token_id, path)
     if name not in EMBEDDED_MODELS:
-        try:  # strangers' models alone
+        from rlcourse.trial import try_model  # of strangers' models alone
+
+        try:
             try_model(policy.model, tokenizer(ORDINARY, add_special_tokens=False)["input_ids"], policy.pad_id)
         except Exception as error:
             raise ValueError(f"The model in {path} cannot be used ({first_line(error)}): use another one.") from error

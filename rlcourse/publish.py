@@ -11,10 +11,11 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import validate_repo_id
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rlcourse.adapters import save_adapter
 from rlcourse.checkpoint import latest_checkpoint, policy_of_run, step_of
 from rlcourse.config import TrainConfig
 from rlcourse.files import new_folder, read_json, try_empty_folder, try_folder
-from rlcourse.lora import NAME, save_adapter
+from rlcourse.lora import NAME
 from rlcourse.model_card import PRIVATE, Run, license_of, model_card, public
 from rlcourse.model_files import is_adapter
 from rlcourse.policy import Policy, load_policy, low_precision_copy

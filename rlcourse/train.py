@@ -32,7 +32,6 @@ from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.runs import RunFolder, new_run, run_to_resume
 from rlcourse.tasks import Task, in_format, overlaps, task_of
 from rlcourse.tasks.prompts import PromptSampler, fingerprint, short_enough
-from rlcourse.trial import checkpoint_activations
 from rlcourse.watch import after_step, before_training, check_metrics, left_out, warn_of_mismatch
 
 SAMPLER_CAP = 2.0  # the largest weight that makes up for a sampler's log-probs
@@ -89,6 +88,8 @@ class TrainingLoop:
     def finish_setup(self) -> None:
         """Prepare the layers as the config says, and restore the run's checkpoint, if it has one."""
         if self.config.gradient_checkpointing:
+            from rlcourse.trial import checkpoint_activations
+
             checkpoint_activations(self.policy.model)
         if self.config.compile:
             compile_layers(self.policy.model)

@@ -5,7 +5,8 @@ from peft import PeftModel
 from policies import DEVICE
 from transformers import AutoModelForCausalLM
 
-from rlcourse.lora import add_adapter, save_adapter
+from rlcourse.adapters import save_adapter
+from rlcourse.lora import add_adapter
 from rlcourse.policy import load_policy
 
 IDS = torch.tensor([[5, 9, 40, 7, 12, 30, 31, 44, 9]], device=DEVICE)

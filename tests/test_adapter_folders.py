@@ -10,8 +10,8 @@ from policies import DEVICE
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rlcourse.adapters import load_adapter, save_adapter
 from rlcourse.checkpoint import latest_checkpoint, save_checkpoint
-from rlcourse.lora import load_adapter, save_adapter
 from rlcourse.policy import load_policy
 from rlcourse.publish import merge_adapter
 from rlcourse.tasks.tokenizer import train_tokenizer

@@ -11,10 +11,11 @@ from policies import DEVICE, logprobs_alone, rollout_of
 from transformers import AutoModelForCausalLM
 
 from rlcourse import lora as module
+from rlcourse.adapters import base_of
 from rlcourse.config import make_config
 from rlcourse.exact.weights import FusedWeights
 from rlcourse.learner import Learner
-from rlcourse.lora import add_adapter, base_of, merge
+from rlcourse.lora import add_adapter, merge
 from rlcourse.measure.shapes import ModelShape, adapter_parameters, model_shape
 from rlcourse.memory import estimate
 from rlcourse.model_files import is_adapter

@@ -102,6 +102,7 @@ API = {
         "sft.packing",
         "sft.trainer",
         "lora",
+        "adapters",
     ],
     "Kernels": ["kernels", "kernels.kernel", "kernels.toolchain", "kernels.decode_attention", "kernels.decode_ops"],
     "Kernels of a layer": [

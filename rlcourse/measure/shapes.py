@@ -64,7 +64,7 @@ def model_shape(name: str) -> ModelShape:
         return known
     folder = model_folder(name)
     if folder is not None and is_adapter(folder):
-        from rlcourse.lora import base_of
+        from rlcourse.adapters import base_of
 
         return model_shape(base_of(folder))
     if folder is not None and (name in EMBEDDED_MODELS or folder.is_dir()):

@@ -82,7 +82,7 @@ def test_no_line_of_a_paragraph_begins_as_a_list_does(path):
     for cell in read(path).cells:
         if cell.cell_type == "markdown":
             for first, *rest in (block.splitlines() for block in re.split(r"\n\s*\n", cell.source) if block.strip()):
-                is_list = MARKER.match(first) or first.endswith(":") and MARKER.match(rest[0] if rest else "")
+                is_list = MARKER.match(first) or (first.endswith(":") and MARKER.match(rest[0] if rest else ""))
                 assert is_list or not [line for line in rest if MARKER.match(line)], first
 
 
