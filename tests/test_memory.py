@@ -52,12 +52,12 @@ def test_known_shapes_have_the_published_number_of_parameters(name):
 
 def test_a_model_that_is_nowhere_is_said_to_be(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(FileNotFoundError, match="No folder 'nobody/nothing'"):
+    with pytest.raises(FileNotFoundError, match="nobody/nothing is not a folder here"):
         model_shape("nobody/nothing")
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
         model_shape(str(tmp_path))
-    (tmp_path / "config.json").write_text('{"n_layer": 2}')
-    with pytest.raises(ValueError, match=r"not that of a Qwen2-like decoder: .*num_hidden_layers"):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ValueError, match=r"not that of a Qwen2-like decoder: .*intermediate_size"):
         model_shape(str(tmp_path))
 
 

@@ -2,11 +2,11 @@
 follow from them."""
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 
-from rlcourse.files import read_json
-from rlcourse.model_files import is_adapter
-from rlcourse.paths import EMBEDDED_MODELS, model_folder
+from transformers import AutoConfig
+
+from rlcourse.model_files import is_adapter, loaded
+from rlcourse.paths import model_folder
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,8 @@ OTHERS = {
 
 
 def model_shape(name: str) -> ModelShape:
-    """The shape of a model that ships, of a model folder, or of a model on the hub, looked up in the cache, then on the
-    network, unless it is known here. Raises FileNotFoundError if there is no such model, ValueError if it is of another
-    kind."""
+    """The shape of a model: known here, that of a folder, or looked up on the hub. Raises what `load_policy` does, and
+    ValueError for a decoder of another kind."""
     known = (QWEN25 | OTHERS).get(name.removesuffix("-Instruct"))
     if known:
         return known
@@ -67,23 +66,9 @@ def model_shape(name: str) -> ModelShape:
         from rlcourse.adapters import base_of
 
         return model_shape(base_of(folder))
-    if folder is not None and (name in EMBEDDED_MODELS or folder.is_dir()):
-        file = folder / "config.json"
-        if not file.is_file():
-            raise FileNotFoundError(f"There is no model in {folder}: it has no config.json.")
-        return ModelShape.from_config(SimpleNamespace(**read_json(file, "copy the model's folder again")))
-    from transformers import AutoConfig
-
-    from rlcourse.hub import hub_or_cache
-
-    try:
-        with hub_or_cache():
-            return ModelShape.from_config(AutoConfig.from_pretrained(name))
-    except OSError:
-        raise FileNotFoundError(
-            f"No folder {name!r}, and no such model in the Hugging Face cache or within reach on the hub: check the "
-            "name and the network."
-        ) from None
+    if folder is not None and not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"There is no model in {folder}: it has no config.json.")
+    return ModelShape.from_config(loaded(AutoConfig, name if folder is None else str(folder), folder))
 
 
 def parameters(shape: ModelShape) -> int:
