@@ -78,21 +78,20 @@ def decode_step(shape: ModelShape, rows: int, context: float, element_bytes: int
     )
 
 
-def update(shape: ModelShape, rows: int, length: int, completion: int, checkpointing: bool = False) -> Work:
+def update(shape: ModelShape, rows: int, length: int, completion: int) -> Work:
     """One optimizer step on `rows` sequences of `length` tokens, of which the last `completion` have log-probs.
 
     A forward pass has two operations a weight and token, a backward pass twice as many (Kaplan et al. 2020,
-    arXiv:2001.08361), causal attention half of all pairs; checkpointing runs the layers forward once more. Bytes are
-    those of weights, gradients and AdamW in float32. A prompt counts for each of its answers.
+    arXiv:2001.08361), causal attention half of all pairs. Bytes are those of weights, gradients and AdamW in float32. A
+    prompt counts for each of its answers.
     """
-    passes = 4.0 if checkpointing else 3.0
     tokens = rows * length
     attention = 4.0 * shape.layers * shape.heads * shape.head_dim * length / 2 * tokens
     return Work(
         bytes={"optimizer": float(ADAMW_BYTES * parameters(shape))},
         flops={
-            "layers": passes * 2.0 * layer_weights(shape) * tokens,
-            "attention": passes * attention,
+            "layers": 3.0 * 2.0 * layer_weights(shape) * tokens,
+            "attention": 3.0 * attention,
             "head": 3.0 * 2.0 * shape.vocabulary * shape.hidden * rows * completion,
         },
     )

@@ -60,5 +60,3 @@ def test_operations_of_an_update_are_those_that_torch_counts_but_for_half_of_att
     found = counted(lambda: model(tokens).logits.float().logsumexp(-1).sum().backward())
     work = roofline.update(shape, rows=4, length=24, completion=24)
     assert work.total_flops + work.flops["attention"] == pytest.approx(found, rel=0.03)
-    again = roofline.update(shape, 4, 24, 24, checkpointing=True)
-    assert again.flops["layers"] == work.flops["layers"] * 4 / 3 and again.flops["head"] == work.flops["head"]
