@@ -2,7 +2,6 @@
 (measured + judged) / 2, where judged is the mean of its scores, 0 where there are none, so that confusing it doesn't
 pay. An answer that the task refuses is not shown to it, and earns nothing."""
 
-import hashlib
 import http.client
 import json
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rlcourse.files import append_json, read_lines, write_text
+from rlcourse.files import append_json, digest_of, read_lines, write_text
 from rlcourse.interrupts import say
 from rlcourse.settings import model_and_address
 from rlcourse.tasks.task import Attempt, Judgement, Task
@@ -99,7 +98,7 @@ class JudgedTask:
 
     def ask(self, conversations: list[Conversation]) -> list[Scores | None]:
         """The scores for each conversation. One that has scores already, in this run or in the file, is not asked."""
-        keys = [digest(json.dumps([self.model.name, *conversation]), 16) for conversation in conversations]
+        keys = [digest_of([self.model.name, *conversation]) for conversation in conversations]
         new = {key: one for key, one in zip(keys, conversations, strict=True) if self.known.get(key) is None}
         for key, reply in zip(new, self.model.replies(list(new.values())), strict=True):
             if reply is None:
@@ -118,14 +117,10 @@ def is_refused(verdict: Judgement) -> bool:
 
 def conversation_on(attempt: Attempt, criteria: dict[str, str]) -> Conversation:
     """What the model is told and asked. The lines around the text are its digest, so it can't contain them."""
-    mark = f"=== {digest(attempt.text, 12)} ==="
+    mark = f"=== {digest_of([attempt.text])} ==="
     listed = "\n".join(f'"{name}": {meaning}' for name, meaning in criteria.items())
     user = USER.format(question=attempt.problem.question, text=attempt.text, mark=mark)
     return SYSTEM.format(criteria=listed, mark=mark), user
-
-
-def digest(text: str, size: int) -> str:
-    return hashlib.blake2b(text.encode(errors="replace"), digest_size=size).hexdigest()
 
 
 def read_scores(text: str, names: Iterable[str]) -> Scores | None:
@@ -142,10 +137,10 @@ def read_scores(text: str, names: Iterable[str]) -> Scores | None:
 
 def checked(value: Any, names: Iterable[str]) -> Scores | None:
     """The scores of these names, if all are there and numbers from 0 to 1."""
-    scores = {name: value.get(name) for name in names} if isinstance(value, dict) else {"": None}
-    if not all(type(score) in (int, float) and 0 <= score <= 1 for score in scores.values()):  # nan is not
+    found = [value.get(name) for name in names] if isinstance(value, dict) else [None]
+    if not all(type(score) in (int, float) and 0 <= score <= 1 for score in found):  # nan is not
         return None
-    return {name: float(score) for name, score in scores.items()}
+    return dict(zip(names, map(float, found), strict=True))
 
 
 class Unanswered(Exception):
