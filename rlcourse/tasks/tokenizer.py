@@ -1,9 +1,7 @@
 """Train the embedded models' tokenizers, of Qwen2's kind: byte-level BPE, each digit a token, ChatML turns."""
 
-import json
 from collections.abc import Iterable
 
-from tokenizers import pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from rlcourse.tasks.kernels.language import WORDS
@@ -26,20 +24,12 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 576) -> PreTrainedTo
     ValueError for a `vocab_size` below the 256 bytes and 3 special tokens."""
     if vocab_size < SMALLEST:
         raise ValueError(f"vocab_size must be at least {SMALLEST} (256 bytes, 3 special tokens), not {vocab_size}.")
-    # Qwen2's own class, because `AutoTokenizer` loads any tokenizer beside a Qwen2 model with it. An empty one brings
-    # Qwen2's split pattern, byte-level coding and NFC; the merges are learned here.
-    tokenizer = Qwen2Tokenizer().backend_tokenizer
-    letters, special = pre_tokenizers.ByteLevel.alphabet(), [PAD, START, END]
-    tokenizer.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(
-            vocab_size=vocab_size, special_tokens=special, initial_alphabet=letters, show_progress=False
-        ),
-    )
-    bpe = json.loads(tokenizer.to_str())["model"]
+    # Qwen2's own class, because `AutoTokenizer` loads any tokenizer beside a Qwen2 model with it. It brings the split
+    # pattern, byte-level coding and NFC; the merges are learned here.
     tokens = {"pad_token": PAD, "eos_token": END, "extra_special_tokens": [START]}
-    merges = [tuple(pair) for pair in bpe["merges"]]
-    return Qwen2Tokenizer(vocab=bpe["vocab"], merges=merges, padding_side="left", chat_template=CHAT_TEMPLATE, **tokens)
+    vocab = {PAD: 0, START: 1, END: 2}
+    untrained = Qwen2Tokenizer(vocab, [], padding_side="left", chat_template=CHAT_TEMPLATE, **tokens)
+    return untrained.train_new_from_iterator(texts, vocab_size, show_progress=False)
 
 
 def kernel_tokenizer() -> PreTrainedTokenizerFast:
