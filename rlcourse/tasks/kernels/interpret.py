@@ -1,5 +1,7 @@
 """Run a program in float32, launch by launch, clearing registers at a launch's end; and its reference in float64."""
 
+from collections import ChainMap
+
 import numpy as np
 
 from rlcourse.tasks.kernels.language import OPERATIONS, Computation, Statement, split_launches
@@ -40,13 +42,9 @@ def execute(program: list[Statement], memory: Arrays) -> Arrays:
     memory = dict(memory)
     with np.errstate(all="ignore"):
         for statements in split_launches(program):
-            registers: Arrays = {}
-            for statement in statements:
-                name, op, args = statement.line.name, statement.line.op, statement.line.args
-                for operand in args:
-                    if operand not in registers:
-                        registers[operand] = memory[operand]
-                registers[name] = OPERATIONS[op](*(registers[operand] for operand in args))
+            registers = ChainMap({}, memory)  # what isn't in a register is read from memory
+            for line in (statement.line for statement in statements):
+                registers[line.name] = OPERATIONS[line.op](*(registers[name] for name in line.args))
             memory |= {s.line.name: registers[s.line.name] for s in statements if not s.keeps}
     return memory
 
