@@ -17,14 +17,17 @@ class Died(Exception):
 class Remote:
     """The function that a notebook checks, for the cases of one question. A call raises NotImplementedError for a hole,
     AssertionError with a sentence for everything else that goes wrong. A case that ends the process, or hangs so that
-    nothing stops it, takes the rest of the question with it."""
+    nothing stops it, takes the rest of the question with it. missing: why there is no such function, if there is none;
+    every case then fails with that sentence."""
 
-    def __init__(self, run: Any):
-        self.run, self.deadline = run, 0.0
+    def __init__(self, run: Any, missing: str = ""):
+        self.run, self.missing, self.deadline = run, missing, 0.0
         self.late = False  # a call was not done in its time
 
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
+        if self.missing:
+            raise AssertionError(self.missing)
         if not self.run.worker.alive:
             raise AssertionError("not tried: a case before it ended or hung the process")
         self.deadline = time.monotonic() + min(seconds, self.run.left)
@@ -65,19 +68,6 @@ class RemoteMaker(Remote):
             case {"kernel": number, "facts": facts}:
                 return read_facts(facts, lambda tensors: self._ask("blocks", (number, tensors), {}), self.run.line)
         raise AssertionError("the kernel could not be read")
-
-
-class Missing(Remote):
-    """A function that the notebook does not have. why: the sentence that every case gets."""
-
-    def __init__(self, run: Any, why: str):
-        super().__init__(run)
-        self.why = why
-
-    @contextmanager
-    def limited(self, seconds: float) -> Iterator[None]:
-        raise AssertionError(self.why)
-        yield
 
 
 def value(answer: Any) -> Any:

@@ -12,7 +12,7 @@ from rlcourse.course.calls import OutOfTime, time_limit
 from rlcourse.course.checks import MAX_MESSAGE, Question, Result
 from rlcourse.course.grading import isolation
 from rlcourse.course.grading.notebook import Cell
-from rlcourse.course.grading.remote import Died, Missing, Remote, RemoteMaker
+from rlcourse.course.grading.remote import Died, Remote, RemoteMaker
 from rlcourse.sandbox.process import Child
 from rlcourse.sandbox.wire import MAX_BYTES, Unreadable, decode, receive, send
 
@@ -79,7 +79,7 @@ class Run:
         late = f"the notebook took longer than {NOTEBOOK_SECONDS} s" if self.left <= 0 else "its code ended the process"
         for name, question in self.questions.items():
             if name not in self.results:
-                self.results[name] = question.run(Missing(self, f"not reached: {late}"), self.seed)
+                self.results[name] = question.run(Remote(self, f"not reached: {late}"), self.seed)
 
     @property
     def left(self) -> float:
@@ -106,15 +106,13 @@ class Run:
                     if name not in self.results:
                         self._follow(["judge", name, question.function], reached)
                 return True
-        except (TimeoutError, Died):
+        except (TimeoutError, Died, JudgedToDeath):
             return False
 
     def _run_cell(self, cell: Cell, reached: Counter) -> None:
         try:
             said = self._follow(["cell", cell.number, cell.source, CELL_SECONDS], reached)
             self.said[cell.number] = [str(line)[:MAX_MESSAGE] for line in said[:4]]
-        except JudgedToDeath:  # a question is to blame, which is judged; the cell runs again
-            raise
         except (TimeoutError, Died) as death:
             self.deadly[cell.number] = str(death) or "took too long: is there a loop that never ends?"
             raise
@@ -142,9 +140,8 @@ class Run:
             return self.results[name].passed
         if (name, times) not in self.verdicts:
             question = self.questions[name]
-            remote = RemoteMaker(self) if question.caller.kernels else Remote(self)
-            if not defined:
-                remote = Missing(self, "; ".join([f"`{question.function}` is not defined", *self.errors()]))
+            missing = "" if defined else "; ".join([f"`{question.function}` is not defined", *self.errors()])
+            remote = (RemoteMaker if question.caller.kernels else Remote)(self, missing)
             # Inputs of its own, or what one check says of them would answer the next.
             result = question.run(remote, derived(self.seed, f"{name}, check {times}"))
             self.results[name] = result
@@ -160,5 +157,5 @@ def derived(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.pbkdf2_hmac("sha256", str(seed).encode(), name.encode(), 50_000)[:4])
 
 
-class JudgedToDeath(Died):
-    """The worker was lost while a question was judged."""
+class JudgedToDeath(Exception):
+    """The worker was lost while a question was judged, which is to blame: the cell runs again."""
