@@ -120,7 +120,7 @@ ax.grid()
 plt.show()
 
 # %% [markdown]
-# It's on the slope of every roof. On paper, the best kernel reads the cache once, at full bandwidth.
+# Decode attention is on the slope of every roof. On paper, the best kernel reads the cache once, at full bandwidth.
 #
 # ## 2 · Softmax in one pass
 #
@@ -670,8 +670,9 @@ for ax, renumbered in zip(axes, (False, True), strict=True):
 plt.show()
 
 # %% [markdown]
-# The first four go to product 0, the next four to product 1. With bits $p$ and $f$, number $p + 2f + 4i$ is row $2c + p
-# + 8f$ of product $i$. As a *layout* (lesson 08) that's `((2, 2), D/16) : ((1, 2), 4)`. Are the scores the same?
+# The first four go to product 0, the next four to product 1. With bits $p$ and $f$, a lane's number $p + 2f + 4i$ is
+# row $2c + p + 8f$ of product $i$. As a *layout* (lesson 08) that's `((2, 2), D/16) : ((1, 2), 4)`. Are the scores the
+# same?
 
 # %%
 dimension = {}  # (row of a product, product): the dimension that stands there
@@ -745,10 +746,10 @@ gain = us["attention-split", LARGE] / us["attention-cute", LARGE]
 second_bet.result(gain)
 
 # %% [markdown]
-# {{ gain:.1f }} times. More wasn't there to win: step 2 was at {{ 100 * rate["attention-split", LARGE]:.0f }}% of a
+# {{ gain:.1f }} times. There was no more to win: step 2 was at {{ 100 * rate["attention-split", LARGE]:.0f }}% of a
 # copy, and step 3 is at {{ 100 * rate["attention-cute", LARGE]:.0f }}%. It **is** memory-bound. {{ assert
-# rate["attention-cute", LARGE] > 0.9 }} Nine of the first product's 16 rows are padding, so more than half of its work
-# is wasted. It doesn't matter: products are {{ by_kind(on_tensor_cores)["matrix products"]:.1f }} of {{
+# rate["attention-cute", LARGE] > 0.9 }} Seven heads fill seven of the first product's 16 rows, so more than half of its
+# work is wasted. It doesn't matter: products are {{ by_kind(on_tensor_cores)["matrix products"]:.1f }} of {{
 # on_tensor_cores.total():.1f }} instructions.
 #
 # ## 9 · What made it faster?
@@ -911,8 +912,8 @@ excerpt(decode_new_token, "    for j in range_constexpr(n // 2):", "@cute.jit\nd
 
 # %% [markdown]
 # **The new token never comes from the cache**, since one CTA writes it while others read. One warp of the last split
-# has it in registers, writes it **and** begins its softmax with it. Every loop over the cache stops just before it. In
-# `acc`, two neighbouring entries are one dimension for the lane's two heads, so both take the same value.
+# has it in registers, writes it **and** begins its softmax with it. Every loop over the cache stops just before it.
+# Each lane works for two heads, side by side in `acc`, so two neighbouring entries take the same value.
 
 # %%
 excerpt(decode_new_token, "    product = Float32(0.0)")
@@ -955,9 +956,8 @@ for row, name in enumerate(CASES):
 #
 # All kernels at both sizes. `sdpa` is PyTorch's attention, with repeated keys and values or with shared ones
 # (`enable_gqa`). *Step 3, reads early* uses a feature of Hopper: a kernel may start before the previous one has ended,
-# and must then wait for it. But that one doesn't change old tokens, so they're requested before the wait. Each call has
-# tensors of its own and all are in one CUDA graph, so neither the host nor the cache helps. **Look for** the distance
-# from the dotted line.
+# and waits before it uses that one's results. Old tokens aren't among them, so they're requested before the wait. As in
+# lesson 08, neither the host nor the cache helps. **Look for** the distance from the dotted line.
 
 # %% tags=["hide-input"]
 # @title Figure: the record
