@@ -150,9 +150,9 @@ def probe(attend) -> None:
     seen = torch.arange(slots).expand(rows, slots) < torch.tensor([[4], [6]])
     truths, numbers = seen[:, None, None], torch.zeros(rows, 1, 1, slots).masked_fill(~seen[:, None, None], -torch.inf)
     other = torch.where(seen[:, None, :, None], values, values + 100)
+    changes = [(attend(query, keys, other, x) - attend(query, keys, values, x)).abs().max() for x in (truths, numbers)]
     print("1. What the mask hides changes by 100. The output changes by at most", end=" ")
-    for name, mask in (("truths", truths), ("numbers", numbers)):
-        change = (attend(query, keys, other, mask) - attend(query, keys, values, mask)).abs().max()
+    for name, change in zip(("truths", "numbers"), changes, strict=True):
         print(f"{change:.1f} with a mask of {name}", end=", " if name == "truths" else ".\n")
     named = torch.arange(kv_heads).float()[:, None, None].expand(rows, kv_heads, slots, size)
     print("2. All values of a key-value head are its number. The query heads give", end=" ")
