@@ -171,7 +171,7 @@ explorer(
 # empty on average, and fewer prompts fill one that can be shared. Ours are as large as a tile of our attention kernel,
 # so paging doesn't reorder any sum. That will matter in section 5.
 #
-# Here's everything that can happen to a block. **Look for** the state that our 25 lines don't have yet.
+# Here's a block's whole life. **Look for** the state that our 25 lines don't have yet.
 
 # %% tags=["hide-input"]
 # @title Figure: the life of a cache block
@@ -310,13 +310,14 @@ plt.show()
 # %% [markdown]
 # On average {{ at_once:.0f }} run in the first two thirds of the time, not five times 16. {{ assert 24 < at_once < 60
 # }} Why? The memory has room for {{ 16 * BUDGET:,d }} tokens, {{ 16 * BUDGET / at_once:.0f }} per running answer. Of
-# these the prompt takes 64, however short the answer. That's still more than twice as many answers as in a static
-# cache. {{ assert at_once > 32 }} The tail remains: the longest answers end last. {{ assert steps["equal lengths"] <
-# static["equal lengths"] and steps["skewed lengths"] < static["skewed lengths"] }}
+# these the prompt takes 64, however short the answer. That's still more than twice a static cache's 16. {{ assert
+# at_once > 32 }} The tail remains: the longest answers end last. Even equal lengths gain, since a young answer needs
+# little room. {{ assert steps["equal lengths"] < static["equal lengths"] and steps["skewed lengths"] < static["skewed
+# lengths"] }}
 #
 # Each tick is an answer that was admitted and then had to go back. {{ assert all(seen.sent_back for seen in
-# runs.values()) }} Both runs start with {{ runs["skewed lengths"].rows[0] }} answers of five blocks each, four of them
-# for the prompt, and then all of them grow.
+# runs.values()) }} Both runs start with {{ runs["skewed lengths"].rows[0] }} answers of five blocks, and then all of
+# them grow.
 #
 # ### Preemption
 #
@@ -370,6 +371,7 @@ print("copies (from, to):", plan.copies)
 
 # %% tags=["hide-input"]
 # @title Explorer: a schedule
+drawn = {}
 
 
 def draw_schedule(ax, budget: int, median: int, group: int) -> None:
@@ -377,7 +379,7 @@ def draw_schedule(ax, budget: int, median: int, group: int) -> None:
     torch.manual_seed(1)
     lengths = 2 + torch.distributions.Geometric(1 - 0.5 ** (1 / median)).sample((128,)).long()
     lengths = lengths.clamp(max=256).tolist()
-    seen = watch(lengths, budget * 20, some_prompts(128 // group), group)
+    seen = drawn[budget, median, group] = watch(lengths, budget * 20, some_prompts(128 // group), group)
     ax.fill_between(range(len(seen.rows)), seen.rows, step="mid", color=GREEN, alpha=0.6)
     ax.axhline(budget, color=BLACK, linestyle=":", label=f"a static cache: {budget}")
     ax.set_title(f"median {median}, {group} per prompt: {len(seen.rows)} steps, {len(seen.sent_back)} preempted")
@@ -395,12 +397,15 @@ explorer(
 )
 
 # %% [markdown]
+# With eight answers per prompt all 128 run at once, and none is preempted. {{ assert drawn[16, 50, 8].rows[0] == 128
+# and not drawn[16, 50, 8].sent_back }}
+#
 # ### The same plans on a GPU
 #
 # What does paging save in time? {{ load_record("paged", "NVIDIA H200")["results"][0]["rows"]:,d }} skewed answers of up
 # to {{ load_record("paged", "NVIDIA H200")["setup"]["longest"]:,d }} tokens, eight to a prompt, with the shape of
 # Qwen2.5-0.5B. The unpaged engine has room for 256 at full length, and refills.
-# The paged one and vLLM get the same memory and the same requests.
+# The paged one and vLLM get the same memory and requests.
 
 # %% tags=["hide-input"]
 # @title Figure: the paged engine beside the unpaged one
@@ -426,13 +431,13 @@ later = [100 * (equal[n, "paged"]["seconds"] / equal[n, "unpaged"]["seconds"] - 
 # Paging makes the rollout {{ 100 * (faster - 1):.0f }}% faster. {{ assert 1.05 < faster < 1.2 }} Why so little? It now
 # takes {{ paged_steps:,.0f }} steps, as many as **the longest answer** alone, and no schedule takes fewer. {{ assert
 # of_skewed["paged"]["sent_back"] == 0 and abs(paged_steps - paged["setup"]["longest"]) < 2 }} When all answers are
-# equally long, paging costs at most {{ max(later):.0f }}%. {{ assert 0 < min(later) and max(later) < 3 }} Either way
-# the answers are the unpaged engine's, log-probs included, to the last bit. {{ assert not any(row.get("differ") for row
-# in paged["results"]) }} On these requests ours makes {{ times_vllm:.1f }} times as many tokens per second as vLLM. {{
-# assert times_vllm > 4 }}<br><small>vLLM {{ load_record("paged", "NVIDIA H200")["versions"]["vllm"] }} ran as a
-# library, compiled, with CUDA graphs, in the process that measures; by default it has a process of its own. In lesson
-# 07's newer ladder, with 256 rows of equal length, it's {{ ladder["graph-exact-again", 256] / best_vllm:.1f }}
-# times.</small>
+# equally long and all fit, paging costs at most {{ max(later):.0f }}%. {{ assert 0 < min(later) and max(later) < 3 }}
+# Either way the answers are the unpaged engine's, log-probs included, to the last bit. {{ assert not
+# any(row.get("differ") for row in paged["results"]) }} On these requests ours makes {{ times_vllm:.1f }} times as many
+# tokens per second as vLLM. {{ assert times_vllm > 4 }}<br><small>vLLM {{ load_record("paged", "NVIDIA
+# H200")["versions"]["vllm"] }} ran as a library, compiled, with CUDA graphs, in the process that measures; by default
+# it has a process of its own. In lesson 07's newer ladder, with 256 rows of equal length, it's {{
+# ladder["graph-exact-again", 256] / best_vllm:.1f }} times.</small>
 #
 # ## 4 · What an update invalidates
 #
@@ -596,7 +601,7 @@ for middle, words in ((1, "one accumulator"), (4, "an accumulator each"), (7, "s
 for border in (2.5, 5.5):
     ax.axhline(border, color="white", linewidth=4)
     ax.axvline(border, color="white", linewidth=4)
-ax.set_title("One product in two ways: % of results with equal bits")
+ax.set_title("Two ways to the same product: % of results with equal bits")
 plt.show()
 
 # %% [markdown]
@@ -621,8 +626,8 @@ print("one chain, equal", chain)
 assert all(chain)
 
 # %% [markdown]
-# A library chooses its kernel by the shape. Here row 0 has the same bits as alone in {{ sum(share == 1 for share in
-# library) }} of {{ len(ROWS) }} calls; your machine may differ. The chain never changes.
+# A library chooses its kernel by the shape. Here row 0 keeps its bits in {{ sum(share == 1 for share in library) - 1 }}
+# of the {{ len(ROWS) - 1 }} larger calls; your machine may differ. The chain never changes.
 #
 # Norms, softmax and attention have the same problem and the same cure: one order that doesn't depend on the number of
 # rows, known as *batch invariance* (He and Thinking Machines 2025). `rlcourse/exact` has each operation of the model
@@ -690,8 +695,8 @@ plt.show()
 # **With bitwise-equal kernels the mismatch is exactly 0 in every run.** {{ assert len(of) == 12 and
 # all((row["mismatch_max"] == 0) == (row["variant"] == EQUAL) for row in exact["results"]) }} And the step gets
 # *shorter*. {{ assert all(longer(shape, rows) < -2 for shape in SHAPES for rows in counts) }} Equal bits aren't the
-# reason: our pass also has fused kernels, computes each prompt once for its 8 answers, and hardly pads (lesson 12). So
-# this isn't the price of the order alone. But a trainer that keeps one needn't be slow.
+# reason: our pass also has fused kernels, computes each prompt once for its 8 answers, and hardly pads (lesson 12).
+# Still, a fixed order needn't be slow.
 #
 # ## 6 · A ratio that isn't 1
 #
