@@ -801,7 +801,7 @@ def eager_swiglu(gate_up):
 
 
 # %% [markdown]
-# And the package's kernels, `RMSNorm` with the addition to the residual stream in it, and `Swiglu`:
+# Now the package's kernels: `RMSNorm`, which also adds to the residual stream, and `Swiglu`:
 
 # %%
 from rlcourse.course.kernels.rms_norm import RMSNorm, add_rms_norm_reference
