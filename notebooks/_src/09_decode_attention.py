@@ -261,8 +261,8 @@ for name, gpu in GPUS.items():
 little = asked / (GPUS["H200"].gb_per_s * 1e3 * LATENCY_US)
 
 # %% [markdown]
-# That's about as little as was measured. The latency is an assumption, so it's no proof, but it says what to try: more
-# CTAs, or more bytes in flight in each.
+# That's about what we measured. The latency is an assumption, so it's no proof, but it says what to try: more CTAs, or
+# more bytes in flight in each.
 #
 # ## 5 · Step 1: the simple kernel
 #
