@@ -133,8 +133,8 @@ times_repeat, times_gqa = alone["sdpa-repeat"] / alone["cute"], alone["sdpa-gqa"
 # {{ times_repeat:.1f }} times as fast as what it replaces, and only {{ times_gqa:.1f }} times as fast as the stronger
 # competitor. A speedup without its baseline means nothing.
 #
-# What will the step gain? Multiply: take the {{ qwen.layers }} calls in a step, at the time that each takes alone, and
-# use Amdahl's law.
+# What will the step gain? Take the {{ qwen.layers }} calls in a step, at the time that each takes alone, and apply
+# Amdahl's law.
 
 
 # %%
@@ -393,8 +393,8 @@ def dynamo_says(run) -> list[str]:
 
 counters.clear()
 said = dynamo_says(lambda: pieces(tiny(12), attention.BREAKS))
-for reason, times in counters["graph_break"].items():
-    print(f"found {times} times: {reason.splitlines()[0]}")
+for reason in counters["graph_break"]:
+    print(f"graph break: {reason.splitlines()[0]}")
 for line in dict.fromkeys(said):
     if "layer_idx == 0" in line or "recompile_limit" in line or "last reason" in line:
         print(line.split(" # ")[0])
