@@ -186,7 +186,7 @@ MOVES = [  # from, to, what happens, bend of the arrow, where the words are
     (1, 0, "answer ends,\nor is preempted", -0.25, (2.1, -0.12)),
     (1, 2, "another answer to the prompt", -0.25, (6.6, 0.62)),
     (2, 1, "all but one\nhave ended", -0.25, (6.6, -0.12)),
-    (1, 3, "ends; a full block\nof a prompt", -0.35, (6.15, -0.95)),
+    (1, 3, "answer ends; the block\nis a prompt's, and full", -0.35, (6.15, -0.95)),
     (3, 1, "the same\nprompt again", -0.35, (3.2, -0.85)),
     (3, 0, "room is needed,\nor the weights change", -0.3, (0.4, -1.4)),
 ]
@@ -383,7 +383,7 @@ def draw_schedule(ax, budget: int, median: int, group: int) -> None:
     ax.fill_between(range(len(seen.rows)), seen.rows, step="mid", color=GREEN, alpha=0.6)
     ax.axhline(budget, color=BLACK, linestyle=":", label=f"a static cache: {budget}")
     ax.set_title(f"median {median}, {group} per prompt: {len(seen.rows)} steps, {len(seen.sent_back)} preempted")
-    ax.set(xlabel="step", ylabel="rows", ylim=(0, 132))
+    ax.set(xlabel="step", ylabel="answers that run", ylim=(0, 132))
     ax.legend(loc="upper right")
 
 
@@ -647,7 +647,7 @@ for name, dtype in (("float32", torch.float32), ("bf16", torch.bfloat16)):
     gaps[name] = (trained - rollout.logprobs) * mask
     gap = gaps[name][mask].abs()
     print(f"{name:8} |log-prob, trainer - sampler|: mean {gap.mean():.1e}, max {gap.max():.1e} nats", end="; ")
-    print(f"bitwise equal: {(gap == 0).float().mean():.1%} of {mask.sum()} tokens")
+    print(f"bitwise equal: {(gap == 0).float().mean():.1%} of {mask.sum().item():,} tokens")
 recorded = {row["variant"]: row for row in load_record("mismatch", "NVIDIA H200")["results"]}
 
 # %% [markdown]
