@@ -51,8 +51,8 @@ task = loop.task
 # $$\mathcal{L} = -\frac1N \sum_{i=1}^{N} \frac{1}{|y_i|} \sum_{t=1}^{|y_i|} A_i \log \pi_\theta(y_{i,t} \mid s_{i,t}),
 # \qquad A_i = \frac{R_i - \mathrm{mean}(R)}{\mathrm{std}(R)},$$
 #
-# with the group's mean and deviation. (With one update per rollout every $\rho$ is 1 and the clip is idle, and $\beta =
-# 0$.) **Dr. GRPO** (Liu et al. 2025) drops the deviation and puts a constant in place of the length:
+# with the group's mean and deviation. (With one update per rollout every ratio $\rho$ is 1, so the clip does nothing;
+# $\beta = 0$.) **Dr. GRPO** (Liu et al. 2025) drops the deviation and puts a constant in place of the length:
 #
 # | in your loop | GRPO | Dr. GRPO |
 # | --- | --- | --- |
@@ -61,10 +61,11 @@ task = loop.task
 #
 # **Make the two deletions** in [the first exercise](../exercises/04_dr_grpo.ipynb).
 #
-# Both divisions look like harmless scaling. Are they? Here is the race: the course's small model, {{
-# lesson04.SLOW["steps"] }} steps at a quarter of the usual learning rate, so that we can watch; up to {{
-# lesson04.SLOW["max_new_tokens"] }} tokens per answer; {{ len(load_curve("lesson04_slow_grpo")["results"]) }} seeds
-# each. Only the two divisions differ. Bet on the means over seeds.
+# Both divisions look like harmless scaling, and AdamW divides scale out anyway. Are they? Here is the race: the
+# course's small model, {{ lesson04.SLOW["steps"] }} steps at a quarter of the usual learning rate, so that we can
+# watch; up to {{ lesson04.SLOW["max_new_tokens"] }} tokens per answer; {{
+# len(load_curve("lesson04_slow_grpo")["results"]) }} seeds each. Only the two divisions differ. Bet on the means over
+# seeds.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -126,14 +127,14 @@ plt.show()
 # at[first]["grpo"].min() > at[first]["dr_grpo"].max() }} At step {{ worst }} it is {{ -ahead[worst]:.1f }} points
 # behind, its best seed behind Dr. GRPO's worst. {{ assert at[worst]["grpo"].max() < at[worst]["dr_grpo"].min() }} At
 # the end, after {{ last }} steps, GRPO is {{ -ahead[last]:.1f }} points behind, and its best seed is no better than Dr.
-# GRPO's worst. {{ assert ahead[last] < 0 and at[last]["grpo"].max() <= at[last]["dr_grpo"].min() }} (On the test
-# problems their ranges overlap, {{ assert max(seed["test"]["accuracy"] for seed in
+# GRPO's worst. {{ assert ahead[last] < 0 and at[last]["grpo"].max() <= at[last]["dr_grpo"].min() }} (That's on
+# validation problems. On the test problems the ranges overlap, {{ assert max(seed["test"]["accuracy"] for seed in
 # load_curve("lesson04_slow_grpo")["results"]) > min(seed["test"]["accuracy"] for seed in
 # load_curve("lesson04_slow_dr_grpo")["results"]) }} so don't count on a lead of a point or two in a single run.)
 #
 # The right panel shows which division is to blame. The two variants that divide by the length stay together, and so do
-# the two that don't. On average the deviation never makes more than about a point's difference, the length up to four.
-# {{ assert max(abs((at[s][a] - at[s][b]).mean()) for s in at for a, b in (("grpo", "no_std"), ("no_length",
+# the two that don't. On average the deviation never makes more than about a point's difference; the length makes up to
+# four. {{ assert max(abs((at[s][a] - at[s][b]).mean()) for s in at for a, b in (("grpo", "no_std"), ("no_length",
 # "dr_grpo"))) < 1.1 and abs((at[40]["no_std"] - at[40]["dr_grpo"]).mean()) > 3 }} So the riddle is about the length,
 # and it has two halves: **why does GRPO lead first, and why does it lose?**
 #
@@ -149,7 +150,7 @@ plt.show()
 #
 # So this loss doesn't maximise what an answer earns but what it earns **per token**. A right answer ($A > 0$) does
 # better if it's short. A wrong one ($A < 0$) pays a fine of $|A|/|y|$, and the longer it rambles on, the smaller the
-# fine. There are three common ways to add up the tokens of a batch of $N$ answers:
+# fine. Three ways to add up the tokens of $N$ answers are common:
 #
 # | sum of the token losses, divided by | who | weight of one token |
 # | --- | --- | --- |
@@ -161,16 +162,16 @@ plt.show()
 #
 # How strong is that pull? Here is the smallest policy whose answers have a length: after each token it stops with
 # probability $q = \sigma(\theta)$, else it goes on. An answer of length $L$ has $\log \pi = (L - 1) \log(1 - q) + \log
-# q$, and its derivative with respect to $\theta$ is $1 - qL$. Suppose **all** answers have the same advantage $A$,
-# whatever their length. Then no length is better than another, so a fair gradient is 0 on average. Without a division
-# it is, since $\mathbb{E}[L] = 1/q$. GRPO's division makes it
+# q$, and its derivative with respect to $\theta$ is $1 - qL$. Suppose **all** of them have the same advantage $A$, as
+# answers do that share a bad opening when others in their group began better. Then no length is better than another, so
+# a fair gradient is 0 on average. Without a division it is, since $\mathbb{E}[L] = 1/q$. GRPO's division makes it
 #
 # $$\mathbb{E}\Big[\frac{A}{L}(1 - qL)\Big] = A \Big(\mathbb{E}\Big[\frac1L\Big] - \frac{1}{\mathbb{E}[L]}\Big).$$
 #
 # The bracket is positive (Jensen's inequality), so $\theta$ moves with the sign of $A$: answers that are all wrong
 # learn to stop less often, answers that are all right more often. And DAPO's mean over the tokens of a batch? There the
 # divisor is the sum $S$ of all $N$ lengths, and the bracket becomes $\mathbb{E}[N/S] - q$, which can be added up
-# exactly ($S$ has a negative binomial distribution). How much of GRPO's bias is left?
+# exactly ($S$ is negative binomial). How much of GRPO's bias is left?
 
 # %% tags=["hide-input"]
 # @title Table: what token_mean keeps of GRPO's bias
@@ -355,9 +356,9 @@ plt.show()
 # Within {{ STEPS }} steps GRPO has taught these answers to run towards the limit: they have {{ ended_at["GRPO"]:.0f }}
 # tokens, and every recorded seed does the same. {{ assert ended_at["GRPO"] > 55 and min(row["filler"] for seed in
 # load_curve("lesson04_isolated_grpo")["results"] for row in seed["evals"] if row["step"] == 20) > 70 }} Under the other
-# two they wander, one seed of five far up and most of the others a little down: without bias there's still noise. {{
-# assert all((sealed[name] > 30).sum() == 1 and (sealed[name] < 17).sum() >= 3 for name in ("dr_grpo", "token_mean")) }}
-# Where the same answers earn 1 they shrink to {{ sealed["grpo_swapped"].mean():.0f }} tokens. {{ assert
+# two they wander, one seed of five far up, most others a little down: noise remains without bias. {{ assert
+# all((sealed[name] > 30).sum() == 1 and (sealed[name] < 17).sum() >= 3 for name in ("dr_grpo", "token_mean")) }} Where
+# the same answers earn 1 they shrink to {{ sealed["grpo_swapped"].mean():.0f }} tokens. {{ assert
 # sealed["grpo_swapped"].max() < 10 }} What does a model write when it talks itself out of a fine?
 
 # %%
@@ -476,8 +477,9 @@ weight_bet = bet(
 
 # %% [markdown]
 # If $k$ of the $G$ answers are right, a right one has the advantage $(1 - k/G) / s$ and a wrong one $-(k/G) / s$, with
-# the deviation $s = \sqrt{k(G-k) / (G(G-1))}$. Their scores are $\nabla p / p$ and $-\nabla p / (1-p)$ on average. Add
-# up the group, average over $k$ (a binomial distribution), and GRPO's gradient is $c(p)\, \nabla p$ with
+# the deviation $s = \sqrt{k(G-k) / (G(G-1))}$. On average $\nabla \log \pi$ is $\nabla p / p$ for right answers and
+# $-\nabla p / (1-p)$ for wrong ones. Add up the group, average over $k$ (it's binomial), and GRPO's gradient is $c(p)\,
+# \nabla p$ with
 #
 # $$c(p) = \frac{\mathbb{E}\big[\sqrt{k(G-k)}\,\big] \sqrt{G(G-1)}}{G^2\, p(1-p)}.$$
 
@@ -621,12 +623,11 @@ for a, b in (("rloo", "dr_grpo"), ("grpo", "gspo"), ("dapo", "cispo"), ("grpo", 
     print(f"{a:5} and {b:8} cosine {cosine:.3f}, size {pushes[a].norm() / pushes[b].norm():.2f} to 1")
 
 # %% [markdown]
-# The first three pairs have the same gradient, up to RLOO's factor $G/(G-1) = 8/7$; DAPO still chooses its rows
-# differently. {{ assert all(torch.allclose(pushes[a] * f, pushes[b], atol=1e-7) for a, b, f in (("rloo", "dr_grpo", 7 /
-# 8), ("grpo", "gspo", 1), ("dapo", "cispo", 1))) }} At the first update, all that tells these six apart is a deviation
-# and a divisor. (The last line's factor is scale, which AdamW divides out.) And Dr. GRPO is this package's default not
-# because of a better curve on an easy task, but because, with two divisions deleted, it follows the gradient of the
-# expected reward.
+# The first three pairs have the same gradient, up to scale; DAPO still chooses its rows differently. {{ assert
+# all(torch.allclose(pushes[a] * f, pushes[b], atol=1e-7) for a, b, f in (("rloo", "dr_grpo", 7 / 8), ("grpo", "gspo",
+# 1), ("dapo", "cispo", 1))) }} At the first update, all that tells these six apart is a deviation and a divisor. And
+# Dr. GRPO is this package's default not because of a better curve on an easy task, but because, with two divisions
+# deleted, it follows the gradient of the expected reward.
 #
 # ## Check yourself
 #
@@ -669,7 +670,7 @@ for a, b in (("rloo", "dr_grpo"), ("grpo", "gspo"), ("dapo", "cispo"), ("grpo", 
 # ## Exercises
 #
 # [exercises/04_dr_grpo.ipynb](../exercises/04_dr_grpo.ipynb): make the two deletions in your loop, tell from a gradient
-# what a loss divides by, weigh a prompt, mend a step with six mistakes in it, and find out which recipes make answers
+# what a loss divides by, weigh a prompt, mend a step with six mistakes in it, and find which recipes make answers
 # longer. Then go on to [05 · The full loop](05_full_loop.ipynb).
 #
 # ## Further reading
