@@ -13,7 +13,7 @@
 # - to write a reward function, and to see what a policy makes of it;
 # - to read a run from its curves, and to tell failures apart;
 # - how to check that sampling and training compute the same policy;
-# - how the same loop ends on a real model, in three runs;
+# - how the same loop fares on a real model, in three runs;
 # - which differences between accuracies are noise.
 #
 # You need lessons 01 to 04: your loop, the ratio and its clip, the group as a baseline.
@@ -143,10 +143,10 @@ assert all(words in body for words in MARKS)
 #
 # ## 2 · Paid for sound work
 #
-# Now put the last argument to use. A reward function gets the answers of a step and the config, and returns a number
-# for each answer. Gold answers are expensive, and you can check a lot without them: an answer shows its working, and a
-# machine can redo the sums. So a colleague proposes to pay for sound work. An answer earns 1 if it ended, announces a
-# number (`answer.formatted` says whether it did both), and **every calculation in it holds**.
+# A reward function, that last argument, gets a step's answers and the config, and returns a number per answer. Gold
+# answers are expensive, and you can check a lot without them: an answer shows its working, and a machine can redo the
+# sums. So a colleague proposes to pay for sound work. An answer earns 1 if it ended, announces a number
+# (`answer.formatted` says whether it did both), and **every calculation in it holds**.
 
 # %%
 CALCULATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
@@ -226,8 +226,8 @@ for answer in answers[:: len(answers) // 4]:
 #
 # ### One condition closes it
 #
-# There must be a calculation, and the announced number must be the result of the last one. How close does that come to
-# paying for right answers?
+# There must be a calculation, and the last one must give the announced number. How close is that to paying for right
+# answers?
 
 
 # %%
@@ -296,7 +296,8 @@ print(
 #
 # ## 3 · Reading a run
 #
-# Each line of `metrics.jsonl` is one step, each line of `evals.jsonl` one greedy evaluation on validation problems.
+# `rlcourse train` writes a line per step to `metrics.jsonl`, and one per greedy evaluation on validation problems to
+# `evals.jsonl`.
 #
 # | metric | what it is | a good run | look closer when |
 # | --- | --- | --- | --- |
@@ -386,8 +387,9 @@ cut = by_seed(runs["A"], "truncated")[:, -5:].mean().item()
 still_kl = by_seed(runs["B"], "kl").max().item()
 
 # %% [markdown]
-# **A, too few tokens** (in its tests, too). The reward merely looks slow, and the KL looks healthy. `truncated` gives
-# it away: {{ 100 * cut:.0f }}% of the answers are cut off. {{ assert cut > 0.25 }} Raise `max_new_tokens`.
+# **A, too few tokens.** (Its tests have the same limit, hence the lower accuracy before.) The reward merely looks slow,
+# and the KL looks healthy. `truncated` gives it away: {{ 100 * cut:.0f }}% of the answers are cut off. {{ assert cut >
+# 0.25 }} Raise `max_new_tokens`.
 #
 # **B, nothing happens.** The reward jitters because the problems change, which looks like life. KL tells jitter from
 # learning: it stays below {{ 10.0 ** math.ceil(math.log10(still_kl)):.0e }} nats. {{ assert still_kl < 1e-4 }}
@@ -655,9 +657,9 @@ steps_apart = [PUBLISHED["PPO"] - PUBLISHED["GRPO with LoRA"], PUBLISHED["PRIME"
 # Taken at face value, training helps: even the smallest gain, {{ gain:.1f }} points, exceeds the {{ needed:.1f }} that
 # chance explains. {{ assert gain > needed }} But these totals can't say which of the three methods is better than the
 # next: {{ steps_apart[0]:.1f }} and {{ steps_apart[1]:.1f }} points are within the noise. {{ assert max(steps_apart) <
-# needed < between }} Only the first and the last differ by more, {{ between:.1f }} points. And that's the noise of the
-# **problems** alone. The three seeds of the healthy run above end at {{ ", ".join(f"{a:.1f}" for a in after["healthy"])
-# }}% on the same test problems.
+# needed < between }} Of the three, only the first and the last differ by more, {{ between:.1f }} points. And that's the
+# noise of the **problems** alone. The three seeds of the healthy run above end at {{ ", ".join(f"{a:.1f}" for a in
+# after["healthy"]) }}% on the same test problems.
 #
 # **If you have both models' answers** you can do better. Most problems are solved by both or by neither, and can't say
 # which is better. So take the difference problem by problem, $d = -1$, 0 or 1, with the standard error $\mathrm{std}(d)
@@ -686,10 +688,11 @@ print(f"right: {a.mean():.1%} and {b.mean():.1%} of {n}; by both {both}, by neit
 print(f"difference {100 * d.mean():+.1f} points, ± {apart:.2f} if the problems differed, ± {paired:.2f} paired")
 
 # %% [markdown]
-# Pairing shrinks the interval around that difference from ± {{ apart:.1f }} to ± {{ paired:.1f }} points. Without it
-# you'd need {{ (apart / paired) ** 2:.1f }} times as many problems for that. {{ assert paired < 0.9 * apart }} And each
-# method was run once: on these problems the three seeds of the healthy run end {{ spread["healthy"]:.1f }} points
-# apart, and three of another recorded run {{ spread["strict"]:.1f }}. To rank methods, repeat the runs.
+# Is that difference noise? Hold it against both intervals: pairing shrinks the first from ± {{ apart:.1f }} to ± {{
+# paired:.1f }} points. Unpaired, you'd need {{ (apart / paired) ** 2:.1f }} times as many problems for that. {{ assert
+# paired < 0.9 * apart }} But each method was run once: on these problems the three seeds of the healthy run end {{
+# spread["healthy"]:.1f }} points apart, and three of another recorded run {{ spread["strict"]:.1f }}. To rank methods,
+# repeat the runs.
 #
 # ## 7 · Run it
 #
@@ -736,8 +739,7 @@ print(f"difference {100 * d.mean():+.1f} points, ± {apart:.2f} if the problems 
 #
 # [exercises/05_full_loop.ipynb](../exercises/05_full_loop.ipynb): write the reward that a real model needs, find out
 # how kind a verifier may be, what the best of ten checkpoints is worth, what is wrong with an engine, and write a
-# program that reads the curves and names the failure. Then go on to [06 · Where the time
-# goes](06_where_time_goes.ipynb).
+# program that names the failure from its curves. Then go on to [06 · Where the time goes](06_where_time_goes.ipynb).
 #
 # ## Further reading
 #
