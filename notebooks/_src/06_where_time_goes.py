@@ -141,7 +141,7 @@ part = {name: STEPS[name, 64]["rollout_s"] / STEPS[name, 64]["step_s"] for name 
 #
 # $$\frac{1}{1 - f + f / g} \;<\; \frac{1}{1 - f} .$$
 #
-# This is Amdahl's law (1967). The bound on the right, the *ceiling*, is what you'd get if the part took no time at all.
+# This is Amdahl's law (1967). The bound on the right, the *ceiling*, is what you'd get if the part took no time.
 
 
 # %%
@@ -151,8 +151,7 @@ def amdahl(share: float, gain: float) -> float:
 
 
 # %% [markdown]
-# Now a typical day. Somebody looks at a training run, finds the GPU idle most of the time, and tries what the guides
-# recommend:
+# Now a typical day. Somebody finds the GPU idle for most of a training run, and tries what the guides recommend:
 #
 # - more *workers*, processes that load and tokenise the next batch while this one trains;
 # - *pinned memory* and `non_blocking=True`, so that a batch is copied to the GPU while the host moves on;
@@ -167,7 +166,7 @@ ladder_bet = bet(
 )
 
 # %% [markdown]
-# Don't try. Divide. What does each speed up, and what share of a step is that? First, loading a batch and copying it,
+# Don't try. Divide. What does each speed up, and what share of a step is that? First, loading and copying a batch,
 # which hardly anybody measures.
 
 # %%
@@ -259,10 +258,10 @@ display(Markdown("\n".join([*lines, "", note])))
 # abs(slow["step_s"] / compiled["step_s"] - 1) < 0.05 }} In our own step, where the update is {{ 100 * ours["update_s"]
 # / ours["step_s"]:.0f }}%, it would pay. **Ceilings move when something else gets faster.**
 #
-# The last two lines have the same ceiling and very different results. A static cache alone makes decoding
-# slower. {{ assert alone[256] < 1 < whole }} Compile the decode step as well, and the whole training step is {{
-# whole:.2f }} times as fast. A ceiling says what you **can** gain, not how much of it a change delivers. For that you
-# must know what the time is spent on (section 3).
+# The last two lines share a ceiling, not a result. A static cache alone makes decoding slower. {{ assert alone[256] < 1
+# < whole }} Compile the decode step as well, and the whole training step is {{ whole:.2f }} times as fast. A ceiling
+# says what you **can** gain, not how much of it a change delivers. For that you must know what the time is spent on
+# (section 3).
 #
 # **Look for** where each line bends away from the dotted one, and for the star, which was measured.
 
@@ -332,12 +331,12 @@ for rows in (1, 16, 64):
 # still the step takes {{ 1e3 * decode_s_of[1]:.1f }} ms. That's the price of **calling**: for each operator Python
 # calls PyTorch, which looks up the code for these types and makes room for the result. 16 times as many rows cost only
 # {{ decode_s_of[16] / decode_s_of[1]:.1f }} times as much. {{ assert decode_s_of[16] < 8 * decode_s_of[1] }} A program
-# that spends its time on calls is *host-bound*. A GPU makes this worse: it computes so much faster, and the host must
-# also launch a *kernel* for each call.
+# that spends its time on calls is *host-bound*. A GPU makes this worse: it computes so much faster, and each call must
+# also launch a *kernel*, a program on the GPU.
 #
 # ### A trace
 #
-# With `trace=`, a path of yours, the profiler writes every event to a file in Chrome's JSON format. Open the file at
+# Pass `trace=PATH` and the profiler writes every event to a file in Chrome's JSON format. Open it at
 # [ui.perfetto.dev](https://ui.perfetto.dev); nothing is uploaded. `w` and `s` zoom, `a` and `d` move.
 
 # %%
@@ -351,7 +350,7 @@ print({key: operators[100][key] for key in ("name", "ph", "cat", "ts", "dur")})
 
 # %% [markdown]
 # Start `ts` and duration `dur` are in microseconds. Events of one thread are nested like the calls they come from.
-# **Look for** the pattern that repeats with each layer, and for the many gray calls between the products.
+# **Look for** the pattern that repeats with each layer, and count the products among its calls.
 
 # %% tags=["hide-input"]
 # @title Figure: one decode step
@@ -393,11 +392,14 @@ ax.legend(ncols=6, loc="upper center", bbox_to_anchor=(0.5, -0.28))
 plt.show()
 
 # %% [markdown]
+# Six products per layer, in blue; the gray calls move or add a few numbers, and each has its price. Before layer 1 the
+# step stores the last token and its log-prob, and prepares positions, angles and mask.
+#
 # ### How busy was the GPU?
 #
-# A GPU's trace also has a row of *kernels*, the programs that run on it. The *busy fraction* is the time during which
-# **at least one** of them ran, over the wall time. Kernels in different *streams*, the GPU's queues, can overlap, so
-# adding up durations hides idle time. What counts is the length of their **union**, the black bars below.
+# A GPU's trace also has a row of kernels. The *busy fraction* is the time during which **at least one** of them ran,
+# over the wall time. Kernels in different *streams*, the GPU's queues, can overlap, so a sum of durations hides idle
+# time. What counts is their **union**, in black below.
 
 # %% tags=["hide-input"]
 # @title Figure: overlap counts once
@@ -448,9 +450,9 @@ eager, static, fused = (RUNGS[name, 16] for name in ("hf-dynamic", "hf-static", 
 # ### Two traces of a GPU
 #
 # What does a waiting GPU look like? Two traces of a few decode steps of 16 rows on the H200 are in
-# `data/traces/nvidia-h200`, to open in Perfetto yourself. `hf-static-breaks.json.gz` is `generate` with a kernel like
-# the one in our mystery plugged in. `graph.json.gz` is this package's step, captured as one *CUDA graph*, which replays
-# many launches with one call (lesson 07). Here are 1.5 ms of each. **Look for** the white in the GPU's lanes.
+# `data/traces/nvidia-h200`, ready for Perfetto. `hf-static-breaks.json.gz` is `generate` with a kernel like the one in
+# our mystery plugged in. `graph.json.gz` is this package's step, captured as one *CUDA graph*, which replays many
+# launches with one call (lesson 07). Here are 1.5 ms of each. **Look for** the white in the GPU's lanes.
 
 # %% tags=["hide-input"]
 # @title Figure: two traces on one time axis
@@ -504,13 +506,13 @@ display(Markdown("\n".join([*lines, "", provenance(traced)])))
 # about the white.<br><small>`nvjet…` are NVIDIA's matrix products; our `add_kernel` is one that also adds the residual.
 # Shares are of a step timed without the profiler.</small>
 #
-# Neither number says how fast the step **could** be. For that we need a yardstick that doesn't depend on any program.
+# Neither number says how fast the step **could** be. For that we need a yardstick independent of any program.
 #
 # ## 4 · The floor
 #
 # To sample one token for each of $N$ rows, a model must read all its weights, and the keys and values of each row's
-# text so far. No program gets around that. Bytes over the machine's bandwidth is a time that no program beats: the
-# *floor*. To count the bytes you need nothing but the config:
+# text so far. Bytes over the machine's bandwidth is a time that no program beats: the *floor*. To count the bytes you
+# need nothing but the config:
 #
 # - **layers**: all their weights, read once, whatever $N$ is. That's the whole point of a batch;
 # - **head**, which gives the logits: `vocabulary × hidden`, read once;
@@ -533,9 +535,9 @@ for name, shape, size in (("embedded, float32", small, 4), ("Qwen2.5-0.5B, bfloa
 # %% [markdown]
 # From 1 row to 64 only the cache grows. With long texts it's larger than the model, and rows are no longer free.
 #
-# How fast do bytes move? Don't ask the data sheet. Copy a large piece of memory, and count each byte twice, once read
-# and once written. For FLOP/s, multiply two large matrices. A step must do both, so its floor is the **longer** of the
-# two times.
+# How fast do bytes move? Don't ask the data sheet. Copy a large piece of memory, and count each byte twice, read and
+# written. For FLOP/s, multiply two large matrices. A step must do both, so its floor is the **longer** of the two
+# times.
 
 # %%
 from rlcourse.measure.roofline import measure_machine
@@ -578,8 +580,8 @@ plt.show()
 
 # %% [markdown]
 # At the model's size the rate is {{ cached.bytes_per_s / machine.bytes_per_s:.1f }} times that of main memory, so the
-# floor uses it. (The smallest copies are slow because each is a call.) On a GPU there's no such doubt: a real model is
-# far larger than the L2 cache.
+# floor uses it. (The smallest copies pay for calls; the dip is the price of a second thread.) On a GPU there's no such
+# doubt: a real model is far larger than the L2 cache.
 #
 # ### Predict, then measure
 #
@@ -780,8 +782,8 @@ answers_bet.result(round(100 * small_update["update_s"] / large_update["update_s
 # optimizer goes through all weights however many answers there are. {{ assert [r["rows"] for r in (small_update,
 # large_update)] == [16, 64] and 0.25 < small_update["update_s"] / large_update["update_s"] < 0.5 }}
 #
-# So the order of work is: phases and Amdahl first, then the trace, then the floor. Stop when the floor is near, or when
-# Amdahl says that the rest doesn't matter.
+# So work in this order: phases and Amdahl, the trace, the floor. Stop near the floor, or when Amdahl says the rest
+# doesn't matter.
 #
 # ## Check yourself
 #
