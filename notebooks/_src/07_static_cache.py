@@ -553,9 +553,9 @@ of_layer = of_step[1 : 1 + (len(of_step) - 3) // shape.layers]
 # == of_layer * shape.layers and len(of_layer) == 4 }} With the rotary angles first, and the last norm and the logits at
 # the end, that's 4 × {{ shape.layers }} + 3.
 #
-# The tokens are right; it's only slow. Each piece checks its guards (are shapes and types what they were?), each is a
-# graph of its own to launch, and nothing is fused across a break. Lesson 10 shows what that costs on a GPU, and how to
-# avoid it.
+# The tokens are right; it's only slow. Sound familiar? It's the clue to lesson 06's mystery. Each piece checks its
+# guards (are shapes and types what they were?) and is a graph of its own to launch, and nothing is fused across a
+# break. Lesson 10 shows what that costs on a GPU.
 #
 # ## 5 · A step of our own
 #
@@ -663,24 +663,24 @@ ahead = [RUNGS[f"{OURS}-again", n]["tokens_per_s"] / row["tokens_per_s"] for n, 
 trl = {row["variant"]: row for row in load_record("step", "NVIDIA H200")["results"] if row["rows"] == 64}
 
 # %% [markdown]
-# Our plain step runs more kernels in {{ 100 * share:.0f }}% of the time. In one graph there's nothing to wait for: the
-# GPU is busy for {{ 100 * own["busy"]:.0f }}% of our step, and for {{ 100 * fused["busy"]:.0f }}% of `generate`'s. {{
-# assert share < 0.9 and own["busy"] > 2 * fused["busy"] }} With launches out of the way, what's left is kernels: {{
-# top["kernels_a_step"]:.0f }} of them instead of {{ own["kernels_a_step"]:.0f }} make the step {{ own["ms_per_step"] /
-# top["ms_per_step"]:.1f }} times as fast. {{ assert top["ms_per_step"] < own_compiled["ms_per_step"] <
-# own["ms_per_step"] }} It's {{ bottom["ms_per_step"] / top["ms_per_step"]:.0f }} times as fast as plain `generate`, and
-# takes {{ top["ms_per_step"] / floor_ms:.1f }} times its floor. Lessons 08 and 09 teach such
-# kernels.<br><small>Fractions of launches: some come every few steps, and a graph may hold several steps.</small>
+# Our plain step runs more kernels in {{ 100 * share:.0f }}% of the time. One graph waits for nothing: the GPU is busy
+# for {{ 100 * own["busy"]:.0f }}% of our step, and for {{ 100 * fused["busy"]:.0f }}% of `generate`'s. {{ assert share
+# < 0.9 and own["busy"] > 2 * fused["busy"] }} With launches out of the way, what's left is kernels. Compiling fuses
+# some; our own go further: {{ top["kernels_a_step"]:.0f }} of them instead of {{ own["kernels_a_step"]:.0f }} make the
+# step {{ own["ms_per_step"] / top["ms_per_step"]:.1f }} times as fast. {{ assert top["ms_per_step"] <
+# own_compiled["ms_per_step"] < own["ms_per_step"] }} It's {{ bottom["ms_per_step"] / top["ms_per_step"]:.0f }} times as
+# fast as plain `generate`, and takes {{ top["ms_per_step"] / floor_ms:.1f }} times its floor. Lessons 08 and 09 teach
+# such kernels.<br><small>Fractions of launches: some come every few steps, and a graph may hold several steps.</small>
 #
-# Is that good? vLLM, which most people would use, decoded the same prompts; we ran our last rung again beside it. Over
-# 16, 64 and 256 rows ours makes {{ min(ahead):.1f }} to {{ max(ahead):.1f }} times as many tokens per second. {{ assert
-# min(ahead) > 1 }} vLLM knows hundreds of architectures and serves users who come and go; ours knows three, and all its
-# rows are there at once.<br><small>vLLM {{ record["versions"]["vllm"] }} ran as a library, compiled, with CUDA graphs,
-# in its fastest setting for each number of rows: {{ " or ".join(dict.fromkeys(SETTINGS[row["variant"]] for row in
-# vllm.values())) }}. Lessons 10 and 11 use other runs, so their factors differ.</small>
+# Is that good? vLLM, the usual choice, decoded the same prompts; we ran our last rung again beside it. Over 16, 64 and
+# 256 rows ours makes {{ min(ahead):.1f }} to {{ max(ahead):.1f }} times as many tokens per second. {{ assert min(ahead)
+# > 1 }} vLLM knows hundreds of architectures and serves users who come and go; ours knows three, and all its rows are
+# there at once.<br><small>vLLM {{ record["versions"]["vllm"] }} ran as a library, compiled, with CUDA graphs, in its
+# fastest setting per number of rows: {{ " or ".join(dict.fromkeys(SETTINGS[row["variant"]] for row in vllm.values()))
+# }}. Lessons 10 and 11 use other runs, so their factors differ.</small>
 #
-# None of this is worth anything if the answers differ. Here are the rungs that run on a CPU, and their times: **look
-# for** what beats the dynamic cache.
+# None of this is worth anything if the answers differ. Compare the rungs that run on a CPU, first by answers, then by
+# time. **Look for** what beats the dynamic cache.
 
 # %%
 ENGINES = {
@@ -733,14 +733,14 @@ plt.show()
 
 # %% [markdown]
 # Here our step is {{ live["dynamic cache"] / live["our step"]:.1f }} times as fast as the dynamic cache, even without a
-# recording. {{ assert live["our step"] < live["dynamic cache"] < live["no cache"] }} The static cache costs next to
-# nothing: it's sized for these answers, so few slots are empty. {{ assert live["static cache"] < 1.25 * live["dynamic
-# cache"] }}
+# recording. {{ assert live["our step"] < live["dynamic cache"] < live["no cache"] }} The static cache is no step back
+# here: sized for these answers, it has few empty slots. {{ assert live["static cache"] < 1.25 * live["dynamic cache"]
+# }}
 #
 # ## 6 · More rows
 #
-# Back to the GPU: the compiled and recorded rungs over the number of rows. **Look for** the distance between the lowest
-# line and its floor.
+# Back to the GPU: the compiled and recorded rungs over the number of rows. **Look for** the distance between our
+# kernels and the floor.
 
 # %% tags=["hide-input"]
 # @title Figure: the rungs over rows
