@@ -356,10 +356,10 @@ plt.show()
 # Within {{ STEPS }} steps GRPO has taught these answers to run towards the limit: they have {{ ended_at["GRPO"]:.0f }}
 # tokens, and every recorded seed does the same. {{ assert ended_at["GRPO"] > 55 and min(row["filler"] for seed in
 # load_curve("lesson04_isolated_grpo")["results"] for row in seed["evals"] if row["step"] == 20) > 70 }} Under the other
-# two they wander, one seed of five far up, most others a little down: noise remains without bias. {{ assert
-# all((sealed[name] > 30).sum() == 1 and (sealed[name] < 17).sum() >= 3 for name in ("dr_grpo", "token_mean")) }} Where
-# the same answers earn 1 they shrink to {{ sealed["grpo_swapped"].mean():.0f }} tokens. {{ assert
-# sealed["grpo_swapped"].max() < 10 }} What does a model write when it talks itself out of a fine?
+# two they wander, one seed of five far up, most others a little down: noise without bias. {{ assert all((sealed[name] >
+# 30).sum() == 1 and (sealed[name] < 17).sum() >= 3 for name in ("dr_grpo", "token_mean")) }} Where the same answers
+# earn 1 they shrink to {{ sealed["grpo_swapped"].mean():.0f }} tokens. {{ assert sealed["grpo_swapped"].max() < 10 }}
+# What does a model write when it talks itself out of a fine?
 
 # %%
 prompt = lesson04.forced_prompts(policy, [task.problems("train")[2]])[0]
@@ -623,11 +623,11 @@ for a, b in (("rloo", "dr_grpo"), ("grpo", "gspo"), ("dapo", "cispo"), ("grpo", 
     print(f"{a:5} and {b:8} cosine {cosine:.3f}, size {pushes[a].norm() / pushes[b].norm():.2f} to 1")
 
 # %% [markdown]
-# The first three pairs have the same gradient, up to scale; DAPO still chooses its rows differently. {{ assert
-# all(torch.allclose(pushes[a] * f, pushes[b], atol=1e-7) for a, b, f in (("rloo", "dr_grpo", 7 / 8), ("grpo", "gspo",
-# 1), ("dapo", "cispo", 1))) }} At the first update, all that tells these six apart is a deviation and a divisor. And
-# Dr. GRPO is this package's default not because of a better curve on an easy task, but because, with two divisions
-# deleted, it follows the gradient of the expected reward.
+# The first three pairs have the same gradient, up to RLOO's factor $G/(G-1)$; DAPO still chooses its rows differently.
+# {{ assert all(torch.allclose(pushes[a] * f, pushes[b], atol=1e-7) for a, b, f in (("rloo", "dr_grpo", 7 / 8), ("grpo",
+# "gspo", 1), ("dapo", "cispo", 1))) }} At the first update, all that tells these six apart is a deviation and a
+# divisor. And Dr. GRPO is this package's default not because of a better curve on an easy task, but because, with two
+# divisions deleted, it follows the gradient of the expected reward.
 #
 # ## Check yourself
 #
