@@ -194,13 +194,6 @@ def test_a_run_does_not_go_on_with_another_base(options, name, folder, tiny, tmp
     assert f"The {name} is not what" in refusal(tmp_path / "run", steps=2)
 
 
-def test_a_line_of_a_log_that_cannot_be_used_is_named(run):
-    (run / "samples.jsonl").write_text("[\n" + (run / "samples.jsonl").read_text())
-    said = refusal(run)
-    assert said.startswith(f"{run / 'samples.jsonl'}, line 1 is not JSON")
-    assert said.endswith(": take that line out, or start a new run.")
-
-
 @pytest.mark.parametrize("change", [lambda lines: lines[1:], lambda lines: lines + lines[-1:], lambda lines: []])
 def test_a_run_without_the_log_of_a_step_does_not_go_on(change, run):
     file = run / "metrics.jsonl"

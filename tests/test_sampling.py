@@ -10,10 +10,6 @@ from rlcourse.sampling import Sampling, sample_tokens, sampling_logits
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0, -3.0]])
 
 
-def test_temperature_divides_the_logits():
-    torch.testing.assert_close(sampling_logits(LOGITS, Sampling(temperature=2.0)), LOGITS / 2)
-
-
 @pytest.mark.parametrize(
     ("top_p", "count"), [(0.3, 1), (0.63, 1), (0.65, 2), (0.87, 2), (0.9, 3), (0.999, 5), (1.0, 5)]
 )
