@@ -1,5 +1,6 @@
 """Policies with an adapter, for the tests of adapters."""
 
+import pytest
 import torch
 from peft import PeftModel
 from policies import DEVICE
@@ -29,6 +30,16 @@ def saved(policy, folder):
     folder.mkdir()
     save_adapter(policy.model, folder)
     return folder
+
+
+@pytest.fixture
+def policy(model_folder):
+    return adapted(model_folder)
+
+
+@pytest.fixture
+def folder(policy, tmp_path):
+    return saved(policy, tmp_path / "adapter")
 
 
 def logits(model) -> torch.Tensor:

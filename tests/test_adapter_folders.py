@@ -1,30 +1,21 @@
 """Folders of adapters, ours and other people's: what peft means by them, or a refusal."""
+# ruff: noqa: F811 (fixtures of adapters.py)
 
 import json
 
 import pytest
 import torch
-from adapters import adapted, logits, merged_by_peft, saved
+from adapters import adapted, folder, logits, merged_by_peft, policy, saved  # noqa: F401
 from peft import LoraConfig, get_peft_model
 from policies import DEVICE
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlcourse.adapters import load_adapter, save_adapter
+from rlcourse.adapters import load_adapter
 from rlcourse.checkpoint import latest_checkpoint, save_checkpoint
 from rlcourse.policy import load_policy
 from rlcourse.publish import merge_adapter
 from rlcourse.tasks.tokenizer import train_tokenizer
-
-
-@pytest.fixture
-def policy(model_folder):
-    return adapted(model_folder)
-
-
-@pytest.fixture
-def folder(policy, tmp_path):
-    return saved(policy, tmp_path / "adapter")
 
 
 def rewrite(folder, **changes):
@@ -81,10 +72,8 @@ def test_merge_writes_a_plain_model_of_an_adapter_or_a_runs_last_one(place, poli
 
 def test_a_base_that_is_an_adapter_itself_is_merged_first(policy, folder, tmp_path):
     second = adapted(str(folder), seed=7)
-    (tmp_path / "second").mkdir()
-    save_adapter(second.model, tmp_path / "second")
-    expected = logits(second.model)
-    torch.testing.assert_close(logits(load_policy(str(tmp_path / "second"), DEVICE).model), expected, rtol=0, atol=1e-3)
+    found = load_policy(str(saved(second, tmp_path / "second")), DEVICE)
+    torch.testing.assert_close(logits(found.model), logits(second.model), rtol=0, atol=1e-3)
 
 
 def by_peft(model_folder, folder, embeddings="auto", **options):

@@ -1,11 +1,12 @@
 """Adapters against peft's own merge and the chain rule: what is sampled, learned, saved, loaded and merged."""
+# ruff: noqa: F811 (fixtures of adapters.py)
 
 import copy
 import json
 
 import pytest
 import torch
-from adapters import adapted, logits, merged_by_peft, saved
+from adapters import adapted, folder, logits, merged_by_peft, policy  # noqa: F401
 from peft import PeftModel
 from policies import DEVICE, logprobs_alone, rollout_of
 from transformers import AutoModelForCausalLM
@@ -25,16 +26,6 @@ from rlcourse.train import update
 
 ROWS = [([5, 9, 40, 7], [12, 30, 31]), ([11], [1]), ([3, 4], [60, 61, 62, 63])]
 ROLLOUT = rollout_of(ROWS)
-
-
-@pytest.fixture
-def policy(model_folder):
-    return adapted(model_folder)
-
-
-@pytest.fixture
-def folder(policy, tmp_path):
-    return saved(policy, tmp_path / "adapter")
 
 
 def test_a_new_adapter_changes_nothing_and_learns_alone(model_folder):
