@@ -1,6 +1,5 @@
 """What every notebook starts with: the bootstrap cell, the machine, the profile."""
 
-import subprocess
 import sys
 
 import pytest
@@ -56,9 +55,3 @@ def test_the_profile_is_full_unless_smoke_is_asked_for(value, name, picked, monk
     monkeypatch.setenv("RLCOURSE_PROFILE", "Smoke")
     with pytest.raises(RuntimeError, match="Unknown RLCOURSE_PROFILE 'Smoke'"):
         course.profile()
-
-
-def test_importing_it_loads_no_torch():
-    code = "import sys, rlcourse.course; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
