@@ -186,14 +186,6 @@ def test_other_settings_and_other_data_are_refused_on_resuming(tiny, tmp_path):
         resume(name="run", output=str(tmp_path), steps=3)
 
 
-def test_the_adapter_is_as_the_settings_say(tiny, tmp_path):
-    fine_tune(make_config(**tiny | {"steps": 1, "lora_rank": 3}))
-    saved = json.loads((latest_checkpoint(tmp_path / "run") / "adapter_config.json").read_text())
-    assert (saved["r"], saved["lora_alpha"], len(saved["target_modules"])) == (3, 32.0, 7)
-    resume(name="run", output=str(tmp_path), steps=2)
-    assert json.loads((latest_checkpoint(tmp_path / "run") / "adapter_config.json").read_text())["r"] == 3
-
-
 def test_the_folder_holds_what_a_run_leaves(whole, model_folder):
     options, folder = whole
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {f"step-00000{step}" for step in (6, 7)}
@@ -205,4 +197,8 @@ def test_the_folder_holds_what_a_run_leaves(whole, model_folder):
     ours = load_policy(str(latest_checkpoint(folder))).model
     ids = torch.tensor([[5, 9, 40]])
     torch.testing.assert_close(trained(ids).logits, ours(ids).logits, rtol=1e-4, atol=1e-4)
-    assert ((latest_checkpoint(folder) / "adapter_config.json").exists()) == bool(options)
+    adapter = latest_checkpoint(folder) / "adapter_config.json"
+    assert adapter.exists() == bool(options)
+    if options:
+        saved = json.loads(adapter.read_text())
+        assert (saved["r"], saved["lora_alpha"], len(saved["target_modules"])) == (2, 32.0, 7)

@@ -155,6 +155,7 @@ def rollout_of_two():
         ([verdict(short=1)], "Task odd gave 1 verdicts on 2 attempts."),
         ([verdict(short=1), verdict()], "A verdict of task odd measures nothing; its metrics are short."),
         ([verdict(short=1), verdict(short=1, b=2)], "A verdict of task odd measures short, b; its metrics are short."),
+        ([Judgement("no", {"short": 1}, 1.0, "right")] * 2, "The judge of task odd gave Judgement(right='no', "),
     ],
 )
 def test_a_task_that_judges_other_than_it_says_is_refused(verdicts, sentence, rollout_of_two):
@@ -171,4 +172,4 @@ def test_a_task_that_judges_other_than_it_says_is_refused(verdicts, sentence, ro
     policy, rollout = rollout_of_two
     with pytest.raises(ValueError) as caught:
         judge(policy, Odd(), ["p", "q"], rollout, training=True)
-    assert str(caught.value) == sentence
+    assert str(caught.value).startswith(sentence)
