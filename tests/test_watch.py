@@ -8,11 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from toy import without_picture
 from typer.testing import CliRunner
 
 from rlcourse import cli, preview, watch
 from rlcourse.config import make_config
 from rlcourse.files import read_lines
+from rlcourse.paths import data_folder
 from rlcourse.sft import trainer as fine_tuning
 from rlcourse.tasks import Answer, Judgement, MathTask, Problem, load_task
 
@@ -22,7 +24,7 @@ from dataclasses import dataclass
 from rlcourse.tasks import Judgement, Problem, load_task
 from rlcourse.tasks.task import MathTask
 
-base = load_task("minigsm")
+base = load_task("minigsm@few")
 
 @dataclass(frozen=True)
 class Own(MathTask):
@@ -48,14 +50,20 @@ def words(data_dir):  # what the model writes is right, in a form that the stric
             return super().verify(text.replace("####", "so"), gold)
     return Words("words", "", base.train, base.validation, base.test)
 """
-SMALL = "--num-prompts 2 --num-generations 4 --eval-problems 12 --pass-k 4 --eval-every 0 "
+FEW = 64  # problems of a split: a run reads them all
+SMALL = "--task minigsm@few --num-prompts 2 --num-generations 4 --eval-problems 12 --pass-k 4 --eval-every 0 "
 SMALL += "--max-new-tokens 40"
 WARNINGS = Path("runs/run/warnings.jsonl")
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(monkeypatch, tmp_path):
+def elsewhere(monkeypatch, tmp_path, request):
     (tmp_path / "ours.py").write_text(TASKS)
+    (tmp_path / "few").mkdir()
+    for file in (data_folder() / "minigsm").glob("*.jsonl"):
+        (tmp_path / "few" / file.name).write_text("\n".join(file.read_text().splitlines()[:FEW]))
+    if "fine_tuning" not in request.node.name:
+        without_picture(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     yield
@@ -190,8 +198,8 @@ def test_a_collapse_is_answers_that_shrink_or_stop_varying_while_the_reward_rise
 def sft(options: str):
     lines = [json.dumps({"prompt": p.question, "answer": p.answer}) for p in load_task("minigsm").train[:24]]
     Path("data.jsonl").write_text("\n".join(lines))
-    command = f"sft --data data.jsonl --task minigsm --steps 4 --batch-size 4 --name run --eval-problems 12 {options}"
-    result = CliRunner().invoke(cli.app, [*command.split(), "--eval-every", "0"], env={"COLUMNS": "4000"})
+    command = "sft --data data.jsonl --task minigsm@few --steps 4 --batch-size 4 --eval-every 0 --eval-problems 12 "
+    result = CliRunner().invoke(cli.app, (command + f"--name run {options}").split(), env={"COLUMNS": "4000"})
     return result, [line["kind"] for line in read_lines(WARNINGS)]
 
 
@@ -201,6 +209,7 @@ def sft(options: str):
 )
 def test_fine_tuning_that_does_nothing_or_harm_says_so(options, kind):
     result, kinds = sft(options)
+    assert Path("runs/run/curve.png").stat().st_size > 1000
     assert kind in kinds and f"changed in {'0 of' if kind == 'no_update' else 'all'} 4 steps" in result.output
 
 

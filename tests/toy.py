@@ -54,7 +54,7 @@ def use_the_toy(patch) -> None:
 
 
 def without_picture(patch) -> None:
-    """A picture takes longer than such a run: tests/test_watch.py draws them."""
+    """A picture takes longer than such a run: tests/test_publish.py draws them."""
     patch.setattr(
         "rlcourse.measure.plots.plot_run", lambda metrics, evals, path, *_: path.write_text(str(len(metrics)))
     )
