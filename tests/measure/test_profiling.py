@@ -1,4 +1,4 @@
-"""Times by phase and the most memory."""
+"""Times by phase, the most memory, and traces of a GPU: what ran there, and what the host did to start it."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from rlcourse.measure import profiling
+from rlcourse.measure import profiling, traces
 from rlcourse.measure.timing import peak_memory_bytes
 
 CPU = torch.device("cpu")
@@ -35,3 +35,13 @@ def test_a_profile_counts_what_one_call_does_and_leaves_a_trace_that_a_viewer_re
 )
 def test_kernels_that_overlap_count_once(spans, total):
     assert profiling.covered(spans) == total
+
+
+def test_launches_are_found_by_what_they_started_however_early():
+    """In the recorded steps of our engine."""
+    events = traces.read_trace(traces.trace_path("graph", "NVIDIA H200"))
+    kernels = traces.on_gpu(events)
+    assert kernels and [e["ts"] for e in kernels] == sorted(e["ts"] for e in kernels)
+    one = traces.launches(events, of=kernels[-1:])
+    assert [e["args"]["correlation"] for e in one] == [kernels[-1]["args"]["correlation"]]
+    assert len(traces.launches(events)) < len(kernels)  # one of a graph starts many

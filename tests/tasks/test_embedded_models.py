@@ -1,4 +1,4 @@
-"""The models that ship: size, format, and a start from which there is something to learn."""
+"""The models that ship: size, format, a start from which there is something to learn, and the recipe that makes one."""
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from rlcourse.policy import load_policy
 from rlcourse.rollout import make_engine
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import load_task, mean_metrics
+from tools.embedded import minigsm
 
 FOLDER = data_folder() / "minigsm" / "model"
 
@@ -54,3 +55,18 @@ def test_the_kernel_model_writes_eager_programs_and_sometimes_faster_ones_when_i
     means = mean_metrics([a for group in answers for a in group])
     assert 0.05 < means["fast_1"] < 0.4 and means["optimal"] < 0.05
     assert means["correct"] > 0.85
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+
+
+def test_the_minigsm_model_is_written_in_bfloat16_and_loads(tmp_path, monkeypatch):
+    texts = minigsm.minigsm_texts
+    monkeypatch.setattr(minigsm, "minigsm_texts", lambda: texts(200))
+    recipe = minigsm.Recipe(worked_steps=1, uneven_steps=1, rows=8, vocab_size=300, size=SMALL)
+    minigsm.sft(recipe, tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto")
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    policy = load_policy(str(tmp_path / "model"))
+    assert policy.tokenizer.get_vocab() == minigsm.new_policy(recipe).tokenizer.get_vocab()
+    assert policy.eos_ids == [policy.tokenizer.eos_token_id, policy.tokenizer.pad_token_id]
