@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from rlcourse import cli
 from rlcourse.config import ALGORITHMS, make_config
@@ -159,3 +160,52 @@ def test_decoding_is_as_much_faster_than_vllms_as_the_readme_says():
 
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_bytes()) <= 7168
+
+
+def test_every_promise_has_a_test_that_is_there():
+    """`tests/PROMISES.md` names, for what README and the docs promise, tests that are there."""
+    rows = [line.split("|")[1:3] for line in (ROOT / "tests/PROMISES.md").read_text().splitlines() if line[:2] == "| "]
+    for promise, tests in rows[2:]:
+        if promise.strip().startswith("**"):
+            continue  # the title of a group
+        named = re.findall(r"`([\w/.]+)(?:::(\w+))?`", tests)
+        assert named, promise
+        for file, test in named:
+            path = ROOT / "tests" / file if file.endswith(".py") else ROOT / file
+            assert f"def {test}" * bool(test) in path.read_text(), (promise, file, test)
+
+
+# What the docs tell to run, runs
+
+
+FEW = "--num-prompts 4 --eval-problems 8 --eval-every 0"
+SHORT = {"train": f"--steps 2 {FEW}", "sft": "--steps 2 --eval-problems 8"}
+# A GPU, a network, or files of the reader's.
+NEEDS_MORE = ("h200", "a10g", "deepmath", "kernelbench", "MODEL", "FOLDER", "FILE", "warm", "--resume")
+# Tested in full elsewhere, or they ask for what was trained before.
+ELSEWHERE = ("speedrun", "grade", "lab", "eval")
+
+
+def on_a_laptop(page: str) -> list[list[str]]:
+    found = [words for words in commands(TEXTS[page]) if words[0] == "rlcourse" and words[1] not in ELSEWHERE]
+    return [words[1:] for words in found if not any(more in " ".join(words) for more in NEEDS_MORE)]
+
+
+PAGES = {page: found for page in DOCS if (found := on_a_laptop(page))}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_does_what_it_says(page, tmp_path, monkeypatch):
+    """What a laptop without a network can run, in order, with few steps."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reverse.py").write_text(TEXTS["docs/your-own-task.md"].split("```python\n")[1].split("```")[0])
+    for number, (name, *rest) in enumerate(PAGES[page]):
+        own_name = [] if "--name" in rest or name not in SHORT else ["--name", f"run{number}"]
+        done = CliRunner().invoke(cli.app, [name, *rest, *SHORT.get(name, "").split(), *own_name])
+        assert done.exit_code == 0, f"rlcourse {name} {' '.join(rest)}\n{done.output}"
+
+
+@pytest.mark.thorough
+def test_most_kinds_of_commands_are_among_them():
+    assert {words[0] for found in PAGES.values() for words in found} >= {"train", "sft", "merge", "doctor"}
