@@ -1,4 +1,4 @@
-"""Which device computes, and settings of torch that are given back."""
+"""Which device computes."""
 
 import pytest
 import torch
@@ -7,14 +7,15 @@ from rlcourse.config import make_config
 from rlcourse.device import find_device, wanted_device
 
 
-@pytest.mark.parametrize("gpu", [True, False])
-def test_auto_is_a_gpu_where_there_is_one(gpu, monkeypatch):
+@pytest.mark.parametrize(
+    ("settings", "gpu", "kind"),
+    [
+        *(({}, True, "cuda"), ({}, False, "cpu"), ({"device": "cpu"}, True, "cpu")),
+        *(({"device": "cuda"}, False, "cuda"), ({"dtype": "bfloat16"}, False, "cuda")),
+    ],
+)
+def test_auto_is_a_gpu_where_there_is_one_and_where_bfloat16_asks_for_it(settings, gpu, kind, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    assert find_device(make_config()).type == ("cuda" if gpu else "cpu")
-    assert find_device(make_config(device="cpu")).type == "cpu"
-
-
-def test_bfloat16_asks_for_a_gpu_by_itself(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert wanted_device(make_config(dtype="bfloat16")) == "cuda"
-    assert wanted_device(make_config(device="cuda")) == "cuda" and wanted_device(make_config()) == "cpu"
+    assert wanted_device(make_config(**settings)) == kind
+    if gpu or kind == "cpu":
+        assert find_device(make_config(**settings)).type == kind

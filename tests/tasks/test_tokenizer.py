@@ -11,7 +11,7 @@ from tools.embedded.minigsm import minigsm_texts
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_tokenizer(minigsm_texts())
+    return train_tokenizer(minigsm_texts(2000))
 
 
 def ids(tokenizer, text):
