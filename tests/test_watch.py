@@ -128,6 +128,11 @@ def test_a_reward_for_form_alone_is_named_within_five_steps():
     assert warnings["form"]["step"] <= 1 and "of the reward goes to wrong answers" in warnings["form"]["text"]
 
 
+@pytest.mark.parametrize(("right", "kinds"), [(False, {"form"}), (True, set())])
+def test_a_reward_for_form_alone_is_named_after_a_step_too(right, kinds):
+    assert set(watch.after_step([STEP], [answer("#### 104", right)], [0.5], make_config(reward_format=0.5))) == kinds
+
+
 @pytest.mark.parametrize("preset", ["laptop", "a10g", "h200"])
 def test_no_preset_pays_for_form_alone(preset):
     task = load_task("minigsm").with_settings(make_config(preset))
