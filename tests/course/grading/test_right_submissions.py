@@ -27,8 +27,9 @@ def test_right_answers_of_every_kind_earn_their_points(way, tmp_path, monkeypatc
 
 
 def test_what_is_left_out_is_said(tmp_path):
-    path, _ = many(tmp_path, {"a command": RIGHT["output of a command"]})
-    assert "code cell 3: not run: files = !ls" in report.as_text(grade(path))
+    cells = [IMPORTS.format(number=91), *RIGHT["output of a command"], "check.q1(double)"]
+    result = grade(write(tmp_path / "91_command.ipynb", cells))
+    assert result.score == 2 and "code cell 2: not run: files = !ls" in report.as_text(result)
 
 
 def test_cells_that_run_the_interpreter_are_skipped(tmp_path):
