@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlcourse.policy import load_policy
 from rlcourse.tasks import load_task
 from rlcourse.tasks.tokenizer import train_tokenizer
 from tools.embedded.minigsm import minigsm_texts
@@ -24,8 +25,8 @@ def test_any_text_comes_back(tokenizer, text):
     assert tokenizer.decode(ids(tokenizer, text)) == unicodedata.normalize("NFC", text)
 
 
-def test_every_shipped_problem_comes_back_and_fits(tokenizer):
-    task = load_task("minigsm")
+def test_every_shipped_problem_comes_back_and_fits():
+    task, tokenizer = load_task("minigsm"), load_policy("embedded").tokenizer
     for split in ("train", "validation", "test"):
         problems = task.problems(split)
         texts = [p.question for p in problems] + [p.answer for p in problems]
