@@ -121,11 +121,6 @@ def test_a_model_that_looks_ahead_is_refused_in_one_sentence(tmp_path):
         loaded(model, tmp_path)
 
 
-def test_a_model_that_counts_positions_from_its_padding_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"type bart gives .* when padding stands before it\): use"):
-        loaded(tiny("bart", init_std=0.3, d_model=32, decoder_layers=2, is_decoder=True), tmp_path)
-
-
 def test_rows_stay_so_short_that_none_changes_the_frequencies_of_another(tmp_path):
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [9.0] * 4}
     rope |= {"original_max_position_embeddings": 20}
