@@ -299,8 +299,8 @@ def mean(rows: list[dict], name: str) -> float:
 # rose. {{ assert mean(late, "correct") < mean(early, "correct") and mean(late, "reward") > mean(early, "reward") }} A
 # program three times as fast earns 2.2, an eager one 0.2: **at these prices, a gamble that pays off more than one time
 # in eleven beats safety.** It doesn't pay off where the registers can't hold all lines in one launch, as in {{
-# share_refused(task.problems("train")):.0f }}% of the training problems (of the test problems, {{ 100 * sum(refused) /
-# len(refused):.0f }}%: the training set has extra ones). {{ assert share_refused(task.problems("train")) > 50 }}
+# share_refused(task.problems("train")):.0f }}% of the training problems (but only {{ 100 * sum(refused) /
+# len(refused):.0f }}% of the test problems). {{ assert share_refused(task.problems("train")) > 50 }}
 #
 # Here are three whole runs, on held-out problems. **Look for** the turn in the left picture, and for what the middle
 # one does at the same time.
@@ -663,7 +663,7 @@ for hole, shown in paid.items():
     print(f"{hole}:", *lies[:2], sep="\n")
 
 # %% [markdown]
-# **Closed.** At once, cheats become worthless. After `stale`, right samples come back. {{ assert at(closed["stale"],
+# **Closed.** Cheats are worthless from now on. After `stale`, right samples come back. {{ assert at(closed["stale"],
 # "correct", 0) < at(closed["stale"], "correct", -1) and cheating("stale", "after") < cheating("stale", "before") }}
 # After `side`, programs get faster, but the word mostly stays: an open judge would still overpay {{ cheating("side",
 # "after"):.0f }}% of the samples. {{ assert 50 < cheating("side", "after") < cheating("side", "before") and
@@ -803,20 +803,21 @@ assert rules.check(HONEST) is None and sum(rules.check(text) is None for text in
 # The last one passes. Without the launch it returns the memory it was given: `stale` again, in Python. It fails when it
 # runs, because there unwritten memory is nan. **Rules catch the cheats you can name; measuring catches the rest.**
 #
-# Kevin (Baronio et al. 2025) trained on KernelBench's problems, from 56% to 82% correct. Its start, QwQ-32B, was often
-# right: no first suspect. Our preset `kernelbench` is ready, but we haven't trained with it yet.
+# Kevin (Baronio et al. 2025) trained on KernelBench's problems, from 56% to 82% correct. Its base, QwQ-32B, was often
+# right, so it never met our first suspect. Our preset `kernelbench` is ready, but we haven't trained with it yet.
 #
 # ## 8 · Case closed
 #
-# Before you train, test the reward. Here's section 4's sum, with speed paid up to ten times, in exercise q3's check:
+# Before you train, test the reward. Exercise q3's check compares what kinds of programs earn on average. Here's section
+# 4's sum in it, with speed paid up to ten times:
 
 # %%
 summed = Local(lambda compiled, correct, speedup: 0.3 * compiled + correct * (0.3 + speedup.clamp(max=10)))
 check.q3.run(summed, seed=0)
 
 # %% [markdown]
-# Four lines pass, and one failure is enough: training with this sum would end with the kind **“compiles, computes
-# nothing”**: section 4's limit again. So here's the verdict. *Nothing to learn from* is guilty: without a right sample,
+# Four lines pass, but one failure is enough. Train with this sum and you'd end with **“compiles, computes nothing”**:
+# section 4's limit again. So here's the verdict. *Nothing to learn from* is guilty: without a right sample,
 # nobody learns kernels. *The reward* is its accomplice: it rose because compiling paid, and the test kernels that
 # compiled gave it away. *The judge* goes free: it called none of them right. Our good runs had the cure: a start that
 # is sometimes right, a reward that an empty program can't win, and a judge that measures for itself. Can you write a
