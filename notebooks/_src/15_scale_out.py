@@ -207,9 +207,9 @@ print(f"tokens of the two ranks, 4 and 4 problems: {tokens[0]} and {tokens[1]}")
 
 # %% [markdown]
 # DAPO's, and silently. It divides by tokens, and the ranks have {{ tokens[0] }} and {{ tokens[1] }}, so a token weighs
-# more on the rank that has fewer. The gradient is off by {{ 100 * distance["token_mean", "own"]:.0f }}%, another amount
-# in each step, and no error is raised. GRPO and Dr. GRPO come out right, but only by luck: each rank divides by the
-# same number. {{ assert max(distance["sequence_mean", "own"], distance["constant", "own"]) < 1e-4 <
+# more on the rank that has fewer. The gradient is off by {{ 100 * distance["token_mean", "own"]:.0f }}%, a different
+# amount in each step, and no error is raised. GRPO and Dr. GRPO come out right, but only by luck: each rank divides by
+# the same number. {{ assert max(distance["sequence_mean", "own"], distance["constant", "own"]) < 1e-4 <
 # distance["token_mean", "own"] }} With 6 and 2 problems all three are wrong, and that happens whenever prompts don't
 # divide evenly or a filter drops groups. {{ assert min(distance[how, "own, 6 and 2 problems"] for how in HOWS) > 0.01
 # }}
@@ -628,7 +628,7 @@ old_bet = bet("Without correction: which lags end lower than lag 0, beyond the s
 
 # %% [markdown]
 # **Look for** how far each solid line is from the dotted one. The dashed lines have a brake, truncated importance
-# sampling (TIS): each token is weighed by $\min(\pi_\theta / \pi_\text{old}, 2)$.
+# sampling (TIS): each token is weighted by $\min(\pi_\theta / \pi_\text{old}, 2)$.
 
 # %% tags=["hide-input"]
 # @title Figure: training on old answers
@@ -721,11 +721,12 @@ for name, (path, accuracy) in outcome.items():
     print(f"{name}: log-prob per token {path[0]:.2f} → {path[-1]:.2f}; then {accuracy:.0%} right")
 
 # %% [markdown]
-# Pushing wrong answers down wrecks the policy; pushing right ones up is fine (one batch, one seed). {{ assert
-# outcome["wrong answers, pushed down"][1] < 0.5 * start < outcome["right answers, pushed up"][1] and outcome["wrong
-# answers, pushed down"][0][-1] < outcome["wrong answers, pushed down"][0][0] - 1.5 }} Right answers saturate at
-# probability 1. Wrong ones have no floor: with $A < 0$ the loss $-A \log \pi_\theta$ falls forever. A fresh sampler
-# stops giving an answer that has become unlikely. An old one doesn't know, gives it again, and it's pushed down again.
+# Pushing wrong answers down wrecks the policy; pushing right ones up is fine (one batch, one seed, {{ pick(8, 100) }}
+# problems). {{ assert outcome["wrong answers, pushed down"][1] < 0.5 * start < outcome["right answers, pushed up"][1]
+# and outcome["wrong answers, pushed down"][0][-1] < outcome["wrong answers, pushed down"][0][0] - 1.5 }} Right answers
+# saturate at probability 1. Wrong ones have no floor: with $A < 0$ the loss $-A \log \pi_\theta$ falls forever. A fresh
+# sampler stops giving an answer that has become unlikely. An old one doesn't know, gives it again, and it's pushed down
+# again.
 #
 # That's the brake that's missing. TIS's weight falls with $\pi_\theta$, so what the policy has given up counts less.
 # With it, lag 4 ends at {{ mean(at_end(("4", "token"))):.0f }}% on average and lag 16 at {{ mean(at_end(("16",
@@ -836,15 +837,15 @@ plt.show()
 #
 # ## 9 · When to leave, and how
 #
-# This package is for learning, and for runs on one machine. Leave when you need:
+# This package is for learning, and for runs on one machine. Leave it for:
 #
-# - **[vLLM](https://docs.vllm.ai)**: a model that our engine doesn't know, very many requests, an API server. It only
+# - **[vLLM](https://docs.vllm.ai)**, if our engine doesn't know your model, or you need an API server. It only
 #   samples, and you can keep this trainer: `--engine vllm` in its process, `vllm@ADDRESS` on another GPU or machine.
-# - **[verl](https://verl.readthedocs.io)**: models of 7 billion and up, tensor and expert parallelism, many recipes.
-# - **[prime-rl](https://github.com/PrimeIntellect-ai/prime-rl)**: asynchronous by design, agents and tools, many
+# - **[verl](https://verl.readthedocs.io)**, for 7B models and larger, tensor and expert parallelism, many recipes.
+# - **[prime-rl](https://github.com/PrimeIntellect-ai/prime-rl)**, for asynchronous training, agents and tools, many
 #   machines.
 #
-# Ask there, too: are counts taken over all ranks? Is a group ever cut? How old are the sampler's weights, and what
+# Ask there, too: Are counts taken over all ranks? Is a group ever cut? How old are the sampler's weights, and what
 # corrects for that?
 #
 # Your model comes along: our checkpoint **is** a Hugging Face folder. Here's the one that the command above just wrote,
