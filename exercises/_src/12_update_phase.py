@@ -149,7 +149,7 @@ if check.q2.passed:
     for again, color, style in ((False, "#56B4E9", "-"), (True, "#E69F00", "--")):
         sizes = 494_032_768, 24, 70_000, 896, 151_936, 150, 300
         rows = [rows_that_fit(24 * 10**9, *sizes, chunk, again) for chunk in chunks]
-        ax.plot(chunks, rows, color=color, linestyle=style, marker="o", label="computed again" if again else "kept")
+        ax.plot(chunks, rows, color=color, linestyle=style, marker="o", label="recomputed" if again else "kept")
     ax.set(xscale="log", yscale="log", xlabel="chunk of the head, tokens", ylabel="rows")
     ax.legend()
     ax.grid()

@@ -143,7 +143,7 @@ if check.q1.passed:
 
 # %% tags=["exercise"]
 def trial(inputs: list[str], seed: int) -> torch.Tensor:
-    """Numbers to try a program on: [inputs, rows, columns], float32, at most 64 an input."""
+    """Numbers to try a program on: [inputs, rows, columns], float32, at most 64 per input."""
     # BEGIN SOLUTION
     generator = torch.Generator().manual_seed(seed)
     scale = torch.tensor([1.0, 1.0, 0.1, 3.0, 6.0, 1.0, 0.5, 0.5])[:, None]

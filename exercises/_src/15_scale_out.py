@@ -220,7 +220,7 @@ for name, (kinds, peers) in PROGRAMS.items():
 
 # %% tags=["exercise"]
 def progress(kinds: torch.Tensor, peers: torch.Tensor) -> torch.Tensor:
-    """Steps that each rank gets done, int64 [ranks]. kinds, peers: [ranks, steps] int64."""
+    """Steps that each rank completes, int64 [ranks]. kinds, peers: [ranks, steps] int64."""
     # BEGIN SOLUTION
     kinds, peers = kinds.tolist(), peers.tolist()
     done, steps = [0] * len(kinds), len(kinds[0])
