@@ -898,10 +898,10 @@ print(f"after {w.item():.6f} comes {above.item():.6f}: bf16 has nothing in betwe
 
 # %% [markdown]
 # Only {{ moved(4e-5):.0f }}%, the ones nearest to 0, where bf16 is finest. {{ assert make_config("laptop").lr == 4e-5
-# and moved(4e-5) < 50 < moved(1e-4) }} All others are rounded back to where they were, in every step, however long you
-# train. And at the GSM8K preset's {{ small_gpu.lr:g }}, {{ 100 - moved(small_gpu.lr):.0f }}% of these weights would
-# stand still. {{ assert small_gpu.lr == 3e-6 and moved(3e-6) < 3 }} Here are three ways to store a weight of 0.02 that
-# each step should move by {{ small_gpu.lr:g }}. **Look for** which of them arrive.
+# and moved(4e-5) < 50 < moved(1e-4) }} All others are rounded back to where they were, in every step. And at the GSM8K
+# preset's {{ small_gpu.lr:g }}, {{ 100 - moved(small_gpu.lr):.0f }}% of these weights would stand still. {{ assert
+# small_gpu.lr == 3e-6 and moved(3e-6) < 3 }} Here are three ways to store a weight of 0.02 that each step should move
+# by {{ small_gpu.lr:g }}. **Look for** which of them arrive.
 
 # %%
 torch.manual_seed(0)

@@ -86,7 +86,7 @@ print(f"{moved} of {sum(b.numel() for b in before):,} weights have changed")
 # $R-\bar R$ is 0, and so is the gradient. There isn't even drift.<br><small>Weight decay would cause some, so it's
 # off.</small>
 #
-# A problem that is solved with probability $p$ gives a group of $G$ answers a signal with probability
+# A problem solved with probability $p$ gives a group of $G$ answers a signal with probability
 #
 # $$ 1 - (1-p)^G - p^G. $$
 #
@@ -543,7 +543,7 @@ ax.axis("off")
 plt.show()
 
 # %% [markdown]
-# Since `B` is zero, training begins exactly at the base. If both were zero, neither would ever move: the gradient of
+# Since `B` is zero, training begins exactly at the base. If both were zero, neither would move: the gradient of
 # each is a product with the other. And `alpha / r`? Without it, every added direction makes each step larger. Here's
 # one step of Adam, at four ranks and a learning rate of 0.001:
 
@@ -569,7 +569,7 @@ for rank in (1, 4, 16, 64):
 # %% [markdown]
 # With `alpha / r` the first step is about equally large at every rank, which is why a learning rate tends to carry
 # over. Without it, each rank would need its own.<br><small>For very large ranks rsLoRA divides by $\sqrt r$ instead
-# (Kalajdzievski 2023, arXiv:2312.03732).</small> A rule of thumb that we follow below: alpha 32, and ten times the
+# (Kalajdzievski 2023, arXiv:2312.03732).</small> Our rule of thumb below: alpha 32, and ten times the
 # learning rate of full fine-tuning.
 #
 # **Sampler and trainer.** The trainer keeps `A` and `B` apart, since it needs their gradients. The engine wants plain
@@ -714,7 +714,7 @@ plt.show()
 #
 # [exercises/13_sft_and_lora.ipynb](../exercises/13_sft_and_lora.ipynb): five, from a batch with a bug in each row to
 # the wait until RL starts. Then try it for real: `rlcourse sft --help`, and `rlcourse train --lora-rank 8 --lr 4e-4`:
-# ten times the laptop preset's learning rate, as section 6 says.
+# ten times the laptop preset's learning rate.
 #
 # ## Further reading
 #

@@ -536,7 +536,7 @@ alpha_bet.result(round(limit, 2))
 # - `stale`: memory isn't cleared between the reference and the program, and still has the reference's values.
 # - `side`: a launch marked `side` runs on another stream, and the clock doesn't wait for it.
 #
-# By hand, on the three lines of section 1:
+# On section 1's three lines:
 
 # %%
 cheats = {

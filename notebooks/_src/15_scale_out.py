@@ -23,7 +23,7 @@
 # fast? It looks easy: give each a quarter of the batch and average the gradients. But is it the same model? Does the
 # network eat the gain? And if it isn't four times as fast, is there a way around?
 #
-# You don't need a GPU, let alone four: real processes on your CPU make the same `torch.distributed` calls as a cluster.
+# You don't need a GPU, let alone four: processes on your CPU make the same `torch.distributed` calls as a cluster.
 # Only the backend differs, gloo instead of NCCL.
 
 # %%
