@@ -346,6 +346,7 @@ length_bet.line(axes[0])
 axes[0].set(title="answers that begin with filler and earn 0", ylabel="mean length, tokens")
 axes[1].set_title("the same answers under GRPO")
 for ax in axes:
+    ax.axhline(LIMIT, color=BLACK, linestyle=":", linewidth=1, label=f"limit: {LIMIT}")
     ax.legend(loc="upper left", ncols=2)
 ended_at = {name: log[-1][1] for name, (_, log) in live.items()}
 seeds = load_curve("lesson04_isolated_grpo")["results"]

@@ -100,7 +100,7 @@ for step, (a, b) in enumerate(zip(ours, theirs, strict=False), 1):
 weights = [torch.nn.utils.parameters_to_vector(p.model.parameters()).detach() for p in (mine, packages)]
 before = torch.nn.utils.parameters_to_vector(load_policy("embedded").model.parameters()).detach()
 moved, apart = (weights[0] - before).norm().item(), (weights[0] - weights[1]).norm().item()
-print(f"{STEPS} steps moved the weights by {moved:.2g}; yours and the package's are {apart / moved:.1%} of that apart")
+print(f"{STEPS} steps moved the weights by {moved:.2g}, and yours end {apart:.0e} from the package's")
 
 # %% [markdown]
 # The same rewards, and the same weights but for rounding. {{ assert apart < 0.05 * moved and [row["reward"] for row in
@@ -177,7 +177,7 @@ for text in ("She has 6+8=14 beads.\n#### 14", "She has 6+8=15 beads.\n#### 15")
 # @title Your bet
 RUN = pick(6, 26)
 start = 100 * load_curve("lesson05_healthy")["results"][0]["evals"][0]["accuracy"]
-hole = bet(
+sound_bet = bet(
     f"The model starts at a greedy accuracy of {start:.0f}% and is paid for sound work. What is the accuracy after "
     f"{RUN - 1} steps?",
     (60, 0, 100, 1),
@@ -185,8 +185,8 @@ hole = bet(
 )
 
 # %%
-farmed_policy, farmed, answers = with_package(RUN, sound)
-again_farmed = [with_package(RUN, sound, seed=seed)[1] for seed in pick((1,), (1, 2))]  # the same with other seeds
+sound_policy, paid_sound, answers = with_package(RUN, sound)
+again_sound = [with_package(RUN, sound, seed=seed)[1] for seed in pick((1,), (1, 2))]  # the same with other seeds
 
 # %% tags=["hide-input"]
 # @title Figure: what is paid, and what you want
@@ -199,18 +199,18 @@ def greedy_points(log) -> tuple[list[int], list[float]]:
 
 
 fig, axes = plt.subplots(1, 2, figsize=(10, 3), layout="constrained", sharey=True)
-for log, width in ((farmed, 2), *((log, 0.8) for log in again_farmed)):
+for log, width in ((paid_sound, 2), *((log, 0.8) for log in again_sound)):
     axes[0].plot(range(RUN), [100 * m["reward"] for m in log], color=ORANGE, linewidth=width)
     axes[1].plot(*greedy_points(log), color=BLUE, marker="o", markersize=2 * width, linewidth=width)
-hole.line(axes[1])
+sound_bet.line(axes[1])
 axes[0].set(title="what is paid (thin: other seeds)", xlabel="training step", ylabel="samples paid, %", ylim=(-2, 102))
 axes[1].set(title="what you want, on validation problems", xlabel="training step", ylabel="greedy, % right")
 for ax in axes:
     ax.grid()
 axes[1].legend()
 plt.show()
-fell = [greedy_points(log)[1][-1] for log in (farmed, *again_farmed)]
-hole.result(fell)
+fell = [greedy_points(log)[1][-1] for log in (paid_sound, *again_sound)]
+sound_bet.result(fell)
 for answer in answers[:: len(answers) // 4]:
     print(f"gold {answer.problem.gold:>3s}   {answer.text!r}")
 
@@ -248,7 +248,7 @@ gold_policy, gold, _ = with_package(RUN)  # for comparison: paid for the right n
 # @title Figure: the hole closed, and gold answers for comparison
 fig, axes = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained", sharey=True)
 for log, color, marker, label in (
-    (farmed, VERMILION, "s", "sound work"),
+    (paid_sound, VERMILION, "s", "sound work"),
     (mended, GREEN, "^", "sound work, hole closed"),
     (gold, BLUE, "o", "the right number"),
 ):
@@ -281,7 +281,7 @@ for answer in list(fooled.values())[:2]:
 # The hole is closed now. Must you throw the spoiled policy away? Train it further, paid by the fixed verifier:
 
 # %%
-_, again, _ = with_package(RUN, sound_and_used, policy=farmed_policy)
+_, again, _ = with_package(RUN, sound_and_used, policy=sound_policy)
 back = greedy_points(again)
 print(
     "training step, greedy accuracy in %:",

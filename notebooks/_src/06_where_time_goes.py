@@ -280,7 +280,9 @@ ax.annotate("measured: TRL, decode step compiled", (faster, slow["step_s"] / fix
             arrowprops={"arrowstyle": "-"}, fontsize=9)  # fmt: skip
 predicted, found = amdahl(part["trl-default"], faster), slow["step_s"] / fixed["step_s"]
 ax.set(xscale="log", yscale="log", ylim=(0.9, 100))
-ax.set(xlabel="speed-up of the rollout", ylabel="speed-up of the step")
+ax.set(xlabel="speed-up of the rollout", ylabel="speed-up of the step", title="A faster rollout, and the step")
+ax.set_xticks((1, 10, 100), ("1", "10", "100"))
+ax.set_yticks((1, 10, 100), ("1", "10", "100"))
 ax.legend()
 plt.show()
 
@@ -460,7 +462,7 @@ from rlcourse.measure.traces import launches, on_gpu, read_trace, trace_path
 
 traced = load_record("trace", "NVIDIA H200")
 STEP = {row["variant"]: row for row in traced["results"] if row["part"] == "step"}
-TRACED = {"hf-static-breaks": "`generate` with such a kernel", "graph": "this package, a CUDA graph"}
+TRACED = {"hf-static-breaks": "`generate` with that kernel", "graph": "this package, a CUDA graph"}
 FROM_US = {"hf-static-breaks": 8000, "graph": 0}  # into the step: among its layers
 fig, axes = plt.subplots(2, 1, figsize=(10, 3.8), sharex=True, layout="constrained")
 for ax, (variant, name) in zip(axes, TRACED.items(), strict=True):
@@ -575,7 +577,8 @@ ax.axvline(model_bytes / 1e6, color=GREEN, linestyle=":", label="weights of the 
 ax.set(
     xscale="log", xlabel="MB read and written", ylabel="GB/s", title="The rate of a copy by its size", ylim=(0, None)
 )
-ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+ax.set_xticks((0.1, 1, 10, 100), ("0.1", "1", "10", "100"))
+ax.legend(loc="best")
 plt.show()
 
 # %% [markdown]

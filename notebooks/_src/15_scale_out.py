@@ -319,7 +319,7 @@ COUNTS = [2**i for i in range(6, pick(19, 23), 2)]
 
 
 def time_all_reduce(rank, counts, repeats):
-    """The fewest seconds that an all-reduce of so many float32 numbers took: more is other programs' work."""
+    """For each count of float32 numbers, the fastest of `repeats` all-reduces in seconds: others were disturbed."""
     for _ in range(20):  # warm up: the first few of all are slow
         dist.all_reduce(torch.ones(counts[0]))
     found = []
