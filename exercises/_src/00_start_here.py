@@ -41,8 +41,8 @@ print("ready")
 # - A line that can't be read is skipped, and an earlier one that can be read counts.
 #
 # <details><summary>Hint 1: a question</summary>
-# Which of the lines of `#### 4⏎#### 5⏎#### 6 or 7` is the one to return, and in which order would you look at them to
-# find it soonest?
+# Which line of `#### 4⏎#### 5⏎#### 6 or 7` (⏎: a new line) is the one to return, and in which order would you look at
+# them to find it soonest?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #

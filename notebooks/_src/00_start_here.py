@@ -51,8 +51,8 @@ print("problems asked below:", pick(smoke=80, full=1000))
 # %% [markdown]
 # ## 1 · Your machine
 #
-# `rlcourse doctor`, typed in a terminal, prints what is installed and what is missing. Only what is
-# marked *required* is needed for the course on a CPU.
+# `rlcourse doctor`, typed in a terminal, prints what is installed and what is missing. On a CPU you
+# need only what's marked *required*.
 
 # %% tags=["hide-input"]
 # @title Table: this machine
@@ -83,8 +83,8 @@ assert all(check["ok"] for check in facts["checks"] if check["required"]), "run 
 # ## 2 · The map
 #
 # Reinforcement learning (RL) for a language model is one loop. The model answers some problems, each several times. A
-# program checks the answers. Answers that did better than the others to the same problem become more probable, the rest
-# less. Then it all starts again, with the changed model.
+# program checks the answers. Those that did better than the others to the same problem become more probable, the rest
+# less so. Then it all starts again, with the changed model.
 #
 # Each box below names the files of `rlcourse` that implement it.
 
@@ -222,8 +222,8 @@ for answer in greedy[:5]:
     print(f"{answer.problem.question}  (gold {answer.problem.gold})\n{answer.text}\n{'✓' if answer.strict else '✗'}\n")
 
 # %% [markdown]
-# What goes wrong? Sort the answers into five kinds. A calculation such as `155/5=33` can
-# be checked alone, which tells wrong arithmetic from a wrong plan.
+# What goes wrong? Sort the answers into five kinds. Checking a calculation such as
+# `155/5=33` on its own tells wrong arithmetic from a wrong plan.
 
 # %%
 OPERATIONS = {
@@ -340,8 +340,8 @@ for answer in sixteen:
 # %% [markdown]
 # Some of that is **garbage**: text like none of the demonstrations, with words that don't belong together or a token
 # that isn't a letter at all (�). Much of it is scrambled filler: the model knows the words but not their order. {{
-# assert sum("think" in a.text or "check" in a.text for a in sixteen) > 1 }} A small model leaves a little probability
-# on tokens that make no sense. That's little per token, but these answers have {{
+# assert sum("think" in a.text or "check" in a.text for a in sixteen) > 1 }} A small model never quite
+# rules out nonsense. The risk per token is small, but these answers have {{
 # fmean(len(policy.tokenizer(a.text)["input_ids"]) for a in sixteen):.0f }} tokens on average, and one slip usually
 # spoils the rest. Greedy answers hardly ever show it.
 #
@@ -711,13 +711,14 @@ plt.show()
 
 # %% [markdown]
 # Both rose. {{ assert at_16["after"] > at_16["before"] + 0.1 }} That's still no proof of a new skill: a problem that
-# one sample in a hundred solved, and now one in two, raises pass@16 nearly as much as one that was out of reach.
+# goes from one right sample in a hundred to one in two raises pass@16 nearly as much as one that was out of reach.
 # Telling them apart takes hundreds of samples per problem (Yue et al. 2025).
 #
 # ### The learning curve
 #
 # Finally, what most papers show: greedy accuracy of {{ len(load_curve("dr_grpo")["results"]) }} seeds over {{
-# load_curve("dr_grpo")["setup"]["steps"] }} steps. The line is the mean; the band goes from the worst seed to the best.
+# load_curve("dr_grpo")["setup"]["steps"] }} steps, the mean and a band from worst to best. (The preset trains with Dr.
+# GRPO, which is lesson 04.)
 
 # %% tags=["hide-input"]
 # @title Figure: the recorded curve
@@ -793,8 +794,8 @@ tested = [100 * record["results"][0]["summary"][f"accuracy_{when}"] for when in 
 #    samples contain a right one?
 #
 # <details><summary>Answer</summary>
-# The formula says 1: drawing all 16 surely draws a right one. It's right on average over many sets of 16 samples, not
-# for each set.
+# The formula says 1: drawing all 16 surely draws a right one. A new set may well have
+# none: it's right on average over many sets, not for each.
 # </details>
 #
 # 4. The reward says nothing about working. Where does the working come from?
