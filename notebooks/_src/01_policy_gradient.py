@@ -120,7 +120,7 @@ plt.show()
 # ## 2 · Build it
 #
 # The loop has five pieces. You write them, in [the first part of the exercises](../exercises/01_policy_gradient.ipynb).
-# Each is one to three lines, and each is tested as soon as it's there ($z$: logits; $T$: token limit):
+# Each is one to three lines, tested as soon as you've written it ($z$: logits; $T$: token limit):
 #
 # | function | what it does | formula |
 # | --- | --- | --- |
@@ -500,8 +500,8 @@ for G in (2, 3):
 # ## 7 · Why did it do so well without?
 #
 # With rewards 0 and 1 the run without a baseline did well. A mean reward near 0 explains only the
-# beginning: it passed one half on the way. {{ assert max(row["reward"] for row in plain) > 0.5 }} So take one prompt
-# and the model as it started, and find $b^*$ from its answers.
+# beginning: later come steps in which most answers earn 1. {{ assert max(row["reward"] for row in plain) > 0.5 }} So
+# take one prompt and the model as it started, and find $b^*$ from its answers.
 
 # %%
 torch.manual_seed(2)
