@@ -84,7 +84,7 @@ assert all(check["ok"] for check in facts["checks"] if check["required"]), "run 
 #
 # Reinforcement learning (RL) for a language model is one loop. The model answers some problems, each several times. A
 # program checks the answers. Those that did better than the others to the same problem become more probable, the rest
-# less so. Then it all starts again, with the changed model.
+# less so. Then it all starts over, with the updated model.
 #
 # Each box below names the files of `rlcourse` that implement it.
 

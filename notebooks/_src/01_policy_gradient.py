@@ -209,11 +209,11 @@ first_bet.result([reached, *recorded("rloo_plus")])
 
 # %% [markdown]
 # From {{ validation(built)[1][0]:.3g }}% to {{ reached:.3g }}%, {{ assert reached > 70 }} on nothing but the model's
-# own answers and a program that reads their final number. No worked example was in this training. A quarter of the
-# answers buys most of the gain; the rest buys the last few points. {{ assert max(recorded("rloo_plus")) < 100 *
-# min(larger) }} (Five recorded seeds are at {{ recorded("rloo_plus")[0]:.0f }} to {{ recorded("rloo_plus")[-1]:.0f }}%
-# after 30 steps.) The light line is lower because those answers are sampled, not greedy. It jumps because a step has
-# only {{ loop.PROMPTS * loop.GROUP }} of them. {{ assert 100 * max(row["reward"] for row in built) < reached }}
+# own answers and a program that reads their final number. Training used no worked examples. A quarter of the answers
+# buys most of the gain; the rest buys the last few points. {{ assert max(recorded("rloo_plus")) < 100 * min(larger) }}
+# (Five recorded seeds are at {{ recorded("rloo_plus")[0]:.0f }} to {{ recorded("rloo_plus")[-1]:.0f }}% after 30
+# steps.) The light line is lower because those answers are sampled, not greedy. It jumps because a step has only {{
+# loop.PROMPTS * loop.GROUP }} of them. {{ assert 100 * max(row["reward"] for row in built) < reached }}
 #
 # Now take `weigh` out, so that the weight of an answer is its reward, 0 or 1. Then do the same with a generous judge:
 # everyone gets 5 points for taking part, so a wrong answer earns 5 and a right one 6. The difference between them is
@@ -552,8 +552,8 @@ plt.show()
 # }}
 #
 # Take this with a grain of salt: it's about one prompt and a model of 0.9M parameters that writes garbage, not about
-# language models in general, and it was measured only at the start of the run. What does hold everywhere: "subtract the
-# mean, it reduces the variance" is a rule of thumb and can be wrong. But a baseline that moves **with** the rewards
+# language models in general, and it was measured only at the start of the run. Two things carry over. "Subtract the
+# mean, it reduces the variance" is a rule of thumb that can fail. And a baseline that moves **with** the rewards
 # protects you from any constant in them, however large.
 #
 # ## 8 · What is being paid

@@ -414,9 +414,9 @@ print(f"explained by the prompt's true success rate: {ceiling:.0%}")
 # this one?
 #
 # Left and in the middle are two new answers, a line of working and a number each, with the value before each token.
-# Right, all of them: the first point is the value before the first token, each of the others the mean over a fifth of
-# the answer. (Answers of fewer than ten tokens, nearly all bare guesses, are left out.) **Look for** where the critic
-# begins to tell right from wrong.
+# Right, all new answers: the first point is the value before the first token, each of the others the mean over a fifth
+# of the answer. (Answers of fewer than ten tokens, nearly all bare guesses, are left out.) **Look for** where the
+# critic begins to tell right from wrong.
 
 # %% tags=["hide-input"]
 # @title Figure: what the critic knows, and when
