@@ -196,8 +196,8 @@ def brief(policy, problems, rollout):
 reached = 100 * plain[-1]["accuracy"]
 bonus_bet = bet(
     f"Without the bonus, {STEPS} steps of GRPO end at a greedy accuracy of {reached:.3g}%. Where do they end with it? "
-    f"(You're right in the range of your run and {len(load_curve('lesson03_bonus_normalized')['results'])} recorded "
-    "seeds.)",
+    "(You win if you land between the worst and the best of your run and "
+    f"{len(load_curve('lesson03_bonus_normalized')['results'])} recorded seeds.)",
     (round(reached), 0, 100, 1),
     unit="%",
 )
@@ -225,8 +225,9 @@ def draw_runs(runs: dict, ends: dict | None = None) -> None:
     axes[0].set(title="greedy answers", xlabel="training step", ylabel="% right", ylim=(0, 100))
     axes[1].set(title="samples, mean of five steps", xlabel="training step", ylabel="tokens per answer", ylim=(0, None))
     for place, (here, seeds, color, marker) in enumerate((ends or {}).values()):
-        axes[2].plot([place - 0.12] * len(here), here, color=color, marker=marker, linestyle="", markersize=9)
-        axes[2].plot([place + 0.12] * len(seeds), seeds, color=color, marker=marker, linestyle="", fillstyle="none")
+        axes[2].plot([place - 0.12] * len(here), here, color=color, marker=marker, linestyle="", markersize=8)
+        hollow = {"linestyle": "", "fillstyle": "none", "markersize": 8, "markeredgewidth": 1.6}
+        axes[2].plot([place + 0.12] * len(seeds), seeds, color=color, marker=marker, **hollow)
     if ends:
         axes[2].set(title="at the end: this page (filled), recorded seeds", ylim=(0, 100), xlim=(-0.5, len(ends) - 0.5))
         axes[2].set_xticks(range(len(ends)), list(ends), fontsize=9)
@@ -251,7 +252,7 @@ bonus_bet.result([spoiled, *with_bonus])
 
 # %% [markdown]
 # {{ spoiled:.3g }}% instead of {{ reached:.3g }}%. {{ assert reached - 10 > spoiled }} (Three recorded seeds with the
-# bonus end at {{ min(with_bonus):.0f }} to {{ max(with_bonus):.0f }}%.) In the last ten steps an answer has {{
+# bonus end at {{ min(with_bonus):.3g }} to {{ max(with_bonus):.3g }}%.) In the last ten steps an answer has {{
 # late_length["GRPO, bonus of 0.001"]:.0f }} tokens on average, against {{ late_length["GRPO"]:.0f }}. {{ assert
 # late_length["GRPO, bonus of 0.001"] < 0.8 * late_length["GRPO"] }} At the end, {{ works["bonus"]:.0f }}% of its greedy
 # answers show working, against {{ works["GRPO"]:.0f }}%, {{ assert works["bonus"] < works["GRPO"] - 10 }} and
@@ -422,7 +423,7 @@ saved = (mean["leashed"] - mean["normalized"]) / (reached - mean["normalized"])
 leash_bet.result(FATES[0] if saved > 0.75 else FATES[1] if saved > 0.25 else FATES[2])
 
 # %% [markdown]
-# Your run with the KL looks like a rescue, but it's one run. On the right, each mark is a run. The bonus alone ends at
+# Your run with the KL looks like a rescue. But on the right, each mark is a run. The bonus alone ends at
 # {{ mean["normalized"]:.0f }}% on average, with the KL at {{ mean["leashed"]:.0f }}%, and two of three recorded seeds
 # lose by it. {{ assert abs(saved) < 0.25 and min(gains) < 0 < max(gains) }} Ten times the weight, β = {{
 # records["short_leash"]["setup"]["kl_coef"] }}, does no better. {{ assert records["short_leash"]["setup"]["kl_coef"] ==
@@ -473,7 +474,8 @@ share_then = signal["reward"][:, AT].mean().item() / 100
 at_mean = 100 * (share_then**GROUP + (1 - share_then) ** GROUP)
 silent_bet = bet(
     f"In steps {5 * AT + 1} to {5 * AT + 5} of these runs, {share_then:.0%} of the samples are right. What share of "
-    f"their groups of {GROUP} is silent? (You're right in the range of the {len(record['results'])} runs.)",
+    f"their groups of {GROUP} is silent? (You win between the lowest and the highest of the {len(record['results'])} "
+    "runs.)",
     (round(at_mean), 0, 100, 1),
     unit="%",
 )
