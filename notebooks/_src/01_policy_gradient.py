@@ -156,8 +156,9 @@ STEPS, ASKED = pick(2, 30), pick(8, 200)
 larger = [e["accuracy"] for seed in load_curve("dr_grpo")["results"] for e in seed["evals"] if e["step"] == 30]
 first_bet = bet(
     f"After 30 steps lesson 00's recorded runs were at {100 * min(larger):.0f} to {100 * max(larger):.0f}%. Where is "
-    f"your loop after {STEPS} steps of {loop.PROMPTS} × {loop.GROUP} answers, in greedy accuracy? (You're right in "
-    f"the range of your run and {len(load_curve('lesson01_rloo_plus')['results'])} recorded seeds.)",
+    f"your loop after {STEPS} steps of {loop.PROMPTS} × {loop.GROUP} answers, in greedy accuracy? (You win if "
+    f"you land between the worst and the best of your run and {len(load_curve('lesson01_rloo_plus')['results'])} "
+    "recorded seeds.)",
     (45, 0, 100, 1),
     unit="%",
 )
@@ -234,8 +235,9 @@ def generous(rewards: torch.Tensor, group: int) -> torch.Tensor:
 # %% tags=["hide-input"]
 # @title Your bet
 second_bet = bet(
-    f"No baseline, and every reward is 5 higher. What is the greedy accuracy after {STEPS} steps? (Again the range of "
-    f"your run and {len(load_curve('lesson01_reinforce_plus_5')['results'])} recorded seeds counts.)",
+    f"No baseline, and every reward is 5 higher. What is the greedy accuracy after {STEPS} steps? (Again you win "
+    "between the worst and the best of your run and "
+    f"{len(load_curve('lesson01_reinforce_plus_5')['results'])} recorded seeds.)",
     (70, 0, 100, 1),
     unit="%",
 )
@@ -251,15 +253,15 @@ plain, shifted = logs.values()
 # @title Figure: without a baseline
 fig, ax = plt.subplots()
 runs = {
-    "yours": (built, GREEN, "^"),
-    "rewards 0 and 1": (plain, BLUE, "o"),
-    "rewards 5 and 6": (shifted, VERMILION, "s"),
+    "with `weigh`": (built, GREEN, "^"),
+    "without, rewards 0 and 1": (plain, BLUE, "o"),
+    "without, rewards 5 and 6": (shifted, VERMILION, "s"),
 }
 draw_runs(ax, runs)
 draw_recorded(ax, "reinforce_plus_5", VERMILION)
 second_bet.line(ax)
-ax.set_title("With a baseline and without (thin: recorded seeds)")
-ax.legend(loc="upper left")
+ax.set_title("With a baseline and without (thin: rewards 5 and 6, recorded)", fontsize=11)
+ax.legend(loc="upper left", fontsize=9)
 plt.show()
 before, after = validation(shifted)[1][0], validation(shifted)[1][-1]
 second_bet.result([after, *recorded("reinforce_plus_5")])
@@ -462,7 +464,7 @@ explorer(draw, static=static, shift=(0.0, -1.0, 2.0, 0.5), training=(0, 0, 80, 1
 #
 # ## 6 · Fix it with one line
 #
-# Subtract the mean reward of the batch, and a run with a constant in its rewards recovers, as section 9 shows. A
+# Subtract the mean reward of the batch, and a run with a constant in its rewards recovers, as section 8 shows. A
 # baseline is insurance against any constant that happens to be in all rewards. It has a price, too: section 7.
 #
 # The batch mean has two flaws. Easy problems and hard ones share it, so an average answer to an easy problem looks like
@@ -556,29 +558,7 @@ plt.show()
 # mean, it reduces the variance" is a rule of thumb that can fail. And a baseline that moves **with** the rewards
 # protects you from any constant in them, however large.
 #
-# ## 8 · What is being paid
-#
-# The loop pays for whatever `verify` says, not for what you meant. Two readings of the same text: yours, the **strict**
-# one, and a **lenient** one that also takes "the answer is NUMBER" or, failing that, the last number in the text.
-
-# %% tags=["hide-input"]
-# @title Table: two readings
-TEXTS = ["3+4=7\n#### 7", "#### 7 apples", "####7", "The answer is 7.", "3+4=7, so 7 apples", "It is 5 or 6 or 7"]
-TEXTS += ["#### 6\nNo, wait.\n#### 7", "9+9=18\n#### 7"]
-lines = ["| answer (gold: 7) | strict | lenient |", "| --- | --- | --- |"]
-for text in TEXTS:
-    verdict = task.verify(text, "7")
-    marks = ["✓" if ok else "✗" for ok in (verdict.strict, verdict.lenient)]
-    lines.append(f"| `{text!r}` | {marks[0]} | {marks[1]} |")
-display(Markdown("\n".join(lines)))
-
-# %% [markdown]
-# "The answer is 7." is right and earns nothing strictly, so a policy that's paid strictly learns the form, too. Report
-# both numbers, or a gain in form will look like a gain in mathematics. "It is 5 or 6 or 7" earns the lenient reward by
-# hedging. And the last line is right by accident: **both** pay for it. A verifier that reads only the final number
-# never sees the working. (`#### 7 apples` passes because even the strict reading allows a unit.)
-#
-# ## 9 · On record
+# ## 8 · On record
 #
 # Here is the same loop with {{ len(load_curve("lesson01_reinforce")["results"]) }} seeds per line. The line is their
 # mean; the band goes from worst to best. **Look for** the one line on the left that keeps up with those on the right.
@@ -598,7 +578,7 @@ fig, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrain
 for name, (label, color, style, marker) in LINES.items():
     ax = axes[int(name in ("baseline_plus", "rloo_plus"))]
     steps, low, mean, high = ([*v] for v in seed_band(curves[name]["results"]))
-    ax.fill_between(steps, [100 * v for v in low], [100 * v for v in high], color=color, alpha=0.18, linewidth=0)
+    ax.fill_between(steps, [100 * v for v in low], [100 * v for v in high], color=color, alpha=0.12, linewidth=0)
     ax.plot(steps, [100 * v for v in mean], color=color, linestyle=style, marker=marker, label=label)
 for ax, title in zip(axes, ("no baseline", "with a baseline"), strict=True):
     ax.set(title=title, xlabel="training step", ylim=(0, 100))
@@ -629,6 +609,28 @@ print(provenance(curves["reinforce"]), "with `python -m tools.lessons.lesson01`"
 # and RLOO end with ranges over their {{ len(ends[0]) }} seeds that overlap. {{ assert default_overlaps }} {{ assert
 # len({len(end) for end in ends}) == 1 }} If somebody claims that one of them wins, ask for the setting, the seeds and
 # the spread.
+#
+# ## 9 · What is being paid
+#
+# The loop pays for whatever `verify` says, not for what you meant. Two readings of the same text: yours, the **strict**
+# one, and a **lenient** one that also takes "the answer is NUMBER" or, failing that, the last number in the text.
+
+# %% tags=["hide-input"]
+# @title Table: two readings
+TEXTS = ["3+4=7\n#### 7", "#### 7 apples", "####7", "The answer is 7.", "3+4=7, so 7 apples", "It is 5 or 6 or 7"]
+TEXTS += ["#### 6\nNo, wait.\n#### 7", "9+9=18\n#### 7"]
+lines = ["| answer (gold: 7) | strict | lenient |", "| --- | --- | --- |"]
+for text in TEXTS:
+    verdict = task.verify(text, "7")
+    marks = ["✓" if ok else "✗" for ok in (verdict.strict, verdict.lenient)]
+    lines.append(f"| `{text!r}` | {marks[0]} | {marks[1]} |")
+display(Markdown("\n".join(lines)))
+
+# %% [markdown]
+# "The answer is 7." is right and earns nothing strictly, so a policy that's paid strictly learns the form, too.
+# (`#### 7 apples` passes: even the strict reading allows a unit.) Report both numbers, or a gain in form will look like
+# a gain in mathematics. "It is 5 or 6 or 7" earns the lenient reward by hedging. And the last line is right by
+# accident: **both** pay for it. A verifier that reads only the final number never sees the working.
 #
 # ## Check yourself
 #
