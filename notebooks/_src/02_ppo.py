@@ -83,8 +83,9 @@ print("one step per rollout:", " → ".join(f"{value:.0f}%" for value in accurac
 # %% tags=["hide-input"]
 # @title Your bet
 first_bet = bet(
-    f"{UPDATES} steps per rollout instead of one. What is the greedy accuracy after {ROLLOUTS} rollouts? (You're right "
-    f"in the range of your run and {len(load_curve('lesson02_loop_log_prob')['results'])} recorded seeds.)",
+    f"{UPDATES} steps per rollout instead of one. What is the greedy accuracy after {ROLLOUTS} rollouts? (You win if "
+    f"you land between the worst and the best of your run and {len(load_curve('lesson02_loop_log_prob')['results'])} "
+    "recorded seeds.)",
     (85, 0, 100, 1),
     unit="%",
 )
@@ -113,7 +114,7 @@ def draw_recorded(ax, variant: str, color: str, width: float = 0.8, style: str =
     return seeds
 
 
-RUNS = {"1 step": (one_step, BLACK, "o"), f"{UPDATES} steps": (unclipped, VERMILION, "s")}
+RUNS = {"1 step": (one_step, BLACK, "o"), f"{UPDATES} steps, log-prob": (unclipped, VERMILION, "s")}
 fig, ax = plt.subplots()
 draw_runs(ax, RUNS)
 others = draw_recorded(ax, "loop_log_prob", VERMILION)
@@ -277,7 +278,8 @@ explorer(draw, static=static, advantage=(1.0, -2.0, 2.0, 0.5), low=(0.2, 0.05, 0
 # @title Your bet
 clip_bet = bet(
     f"The same {UPDATES} steps per rollout, with the clip. What is the greedy accuracy after {ROLLOUTS} rollouts? "
-    f"(Again the range of your run and {len(load_curve('lesson02_loop_clip')['results'])} recorded seeds counts.)",
+    f"(Again you win between the worst and the best of your run and {len(load_curve('lesson02_loop_clip')['results'])} "
+    "recorded seeds.)",
     (80, 0, 100, 1),
     unit="%",
 )
