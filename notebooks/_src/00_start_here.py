@@ -282,7 +282,8 @@ def stacked(ax, answers, title: str) -> None:
             share = 100 * counts[name] / max(1, sum(counts.values()))
             ax.barh(f"level {level}", share, left=left, color=color, label=name if level == 1 else None)
             if share >= 8:
-                ax.text(left + share / 2, level - 1, f"{share:.0f}", ha="center", va="center", color="white")
+                ink = BLACK if color in (ORANGE, PURPLE) else "white"
+                ax.text(left + share / 2, level - 1, f"{share:.0f}", ha="center", va="center", color=ink)
             left += share
     ax.invert_yaxis()
     ax.set(xlim=(0, 100), xlabel="share of answers, %", title=title)
@@ -379,7 +380,8 @@ for level in (1, 2, 3, 4):
         part = 100 * fmean(map(belongs, here))
         axes[0].barh(f"level {level}", part, left=left, color=color, label=name if level == 1 else None)
         if part >= 6:
-            axes[0].text(left + part / 2, level - 1, f"{part:.0f}", ha="center", va="center", color="white")
+            ink = BLACK if color == ORANGE else "white"
+            axes[0].text(left + part / 2, level - 1, f"{part:.0f}", ha="center", va="center", color=ink)
         left += part
     for name, kinds in (("that guess", ("guess",)), ("with clean working", ("worked",))):
         chosen = [a.strict for a in here if kind_of_sample(a) in kinds]
