@@ -21,8 +21,7 @@
 # - to run a kernel without this course: alignment, streams, Triton.
 #
 # You need [lesson 06](06_where_time_goes.ipynb): floors. You don't need a GPU: an **interpreter** runs the compiled
-# code on the CPU, slowly, on small tensors, counting every byte. If you have a GPU, each run is repeated there. Times
-# come from records.
+# code on the CPU, on small tensors, counting every byte. If you have a GPU, each run is repeated there.
 #
 # The compiler is a package for Linux: `pip install "rlcourse[kernels]"`; in Colab `%pip install
 # "nvidia-cutlass-dsl>=4.8.1,<4.9" "apache-tvm-ffi>=0.1.15,<0.2"`.
@@ -852,7 +851,7 @@ assert (units, least) == ([21, 5], [4, 3])
 #
 # ## 8 · On a GPU, against `torch.compile`
 #
-# Such kernels are memory-bound (lesson 06). On an H200 we timed eager PyTorch, the same function under `torch.compile`,
+# On an H200 we timed eager PyTorch, the same function under `torch.compile`,
 # and our kernels. Each call has tensors of its own and all are in one CUDA graph, so neither the host nor the cache
 # helps.
 
@@ -890,14 +889,14 @@ plt.show()
 
 # %% [markdown]
 # **A tie**, {{ us["add_rms_norm-cute"]:.1f }} µs against {{ us["add_rms_norm-compiled"]:.1f }} for the norm. {{ assert
-# 0.95 < lead < 1.05 and 0.95 < swiglu_lead < 1.05 }} Measure memory against a copy. Both are within {{ 100 *
-# max(us[f"{n}-{way}"] / floor[n] - 1 for n in floor for way in ("compiled", "cute")):.0f }}% of one, so there's little
-# left to win. {{ assert max(us[f"{n}-{way}"] / floor[n] for n in floor for way in ("compiled", "cute")) < 1.07 }}
+# 0.95 < lead < 1.05 and 0.95 < swiglu_lead < 1.05 }} Both are within {{ 100 *
+# max(us[f"{n}-{way}"] / floor[n] - 1 for n in floor for way in ("compiled", "cute")):.0f }}% of a copy, so there's
+# little left to win. {{ assert max(us[f"{n}-{way}"] / floor[n] for n in floor for way in ("compiled", "cute")) < 1.07
+# }}
 #
-# Eager is slower than its bytes explain: SwiGLU takes {{ us["swiglu-eager"] / us["swiglu-cute"]:.1f }} times as long
-# for {{ units[1] / least[1]:.1f }} times the bytes. So its operators run below a copy's {{ copy_speed / 1e3:.1f }}
-# TB/s. {{ assert us["swiglu-eager"] / us["swiglu-cute"] > 1.5 * units[1] / least[1] }} {{ assert
-# us["add_rms_norm-eager"] / us["add_rms_norm-cute"] > 1.1 * units[0] / least[0] }}
+# Eager is slower than its bytes explain: its SwiGLU takes {{ us["swiglu-eager"] / us["swiglu-cute"]:.1f }} times as
+# long for {{ units[1] / least[1]:.1f }} times the bytes. {{ assert us["swiglu-eager"] / us["swiglu-cute"] > 1.5 *
+# units[1] / least[1] and us["add_rms_norm-eager"] / us["add_rms_norm-cute"] > 1.1 * units[0] / least[0] }}
 #
 # SwiGLU even **beats** the copy, by {{ 100 * (floor["swiglu"] / us["swiglu-cute"] - 1):.0f }}%. {{ assert 1.02 <
 # floor["swiglu"] / us["swiglu-cute"] < 1.1 }} A likely reason: only a third of its traffic is writes, not half, and
@@ -986,8 +985,8 @@ except RuntimeError as error:
 #
 # A launch waits its turn in a queue of the GPU, a *stream*. PyTorch's work is in PyTorch's current stream, so launch
 # there too; otherwise your kernel may run before the one that makes its input. Inside `torch.cuda.graph(...)` the
-# current stream is the one that's recorded. Launch in another one, and with luck you get an error. Without luck, your
-# kernel isn't recorded and every replay leaves it out; PyTorch warns you only if the graph is empty.
+# current stream is the one that's recorded. Launch in another one, and with luck you get an error. Without it, every
+# replay leaves your kernel out; PyTorch warns you only if the graph is empty.
 #
 # ```python
 # stream = cuda.CUstream(torch.cuda.current_stream().cuda_stream)

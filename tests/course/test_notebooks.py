@@ -98,6 +98,16 @@ def test_a_lesson_begins_and_ends_as_every_lesson_does(path):
         assert f"../exercises/{path.stem}.ipynb" in text
 
 
+def test_a_lesson_is_short(path):
+    """At most 2,500 words of prose, without tables, formulas and the reading list, and five bets."""
+    if path.parent.name != "notebooks":
+        pytest.skip("for lessons")
+    prose = "\n".join(cell.source for cell in read(path).cells[1:] if cell.cell_type == "markdown")
+    prose = re.sub(r"^\|.*$|\$\$.*?\$\$|\$.*?\$", "", prose.split("## Further reading")[0], flags=re.M | re.S)
+    assert len(re.findall(r"[A-Za-z0-9][\w'’.,%-]*", prose)) <= 2500
+    assert sum(len(re.findall(r"\bbet\(", cell.source)) for cell in code_cells(path)) <= 5
+
+
 def test_exercises_have_holes_hints_and_checks(path):
     if path.parent.name != "exercises":
         pytest.skip("for exercises")
