@@ -68,11 +68,11 @@ def try_model(model: PreTrainedModel, tokens: list[int], pad_id: int) -> None:
                 setattr(model, OWN_LOGITS, True)
             if differs():
                 raise ValueError(
-                    f"the type {kind} gives a token another probability when padding follows it, or in each pass"
+                    f"the type {kind} gives a token a different probability when padding follows it, or in each pass"
                 )
             setattr(model, NOISY, differs_in_training())
         if not (sampled(model, ids[0, :-1], pad_id) - logits[-1]).abs().max() <= TOLERANCE:
-            raise ValueError(f"the type {kind} gives a token another probability when padding stands before it")
+            raise ValueError(f"the type {kind} gives a token a different probability when padding precedes it")
     if getattr(model, OWN_LOGITS):
         tqdm.write(
             f"The logits of a model of the type {kind} are more than hidden states times output embeddings: training "

@@ -111,7 +111,7 @@ def test_noise_under_an_unknown_name_is_refused_where_it_would_come():
     try_model(model, [5, 6, 7, 8], 0)
     with pytest.raises(ValueError, match=r"^A model of the type gpt2 computes something else with gradient checkpoin"):
         checkpoint_activations(model)
-    with pytest.raises(ValueError, match=r"^the type gpt2 gives a token another probability when padding follows"):
+    with pytest.raises(ValueError, match=r"^the type gpt2 gives a token a different probability when padding follows"):
         try_model(Drunk(model.config).eval(), [5, 6, 7, 8], 0)
 
 

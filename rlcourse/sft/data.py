@@ -30,7 +30,7 @@ MINIGSM_PROBLEMS = 4000  # of the split that is kept for demonstrations: RL trai
 @dataclass(frozen=True)
 class Example:
     """One conversation: ids [n] int32, and learned [n] bool, True on the tokens of its answers, their ends included;
-    never on the first, as nothing stands before it."""
+    never on the first, as nothing precedes it."""
 
     ids: Tensor
     learned: Tensor
@@ -155,7 +155,7 @@ def encode(policy: Policy, messages: Messages, where: str) -> Example:
     conversation in errors. Raises ValueError if the chat template cannot say what an answer is, or an answer holds the
     token that ends one.
 
-    What stands before an answer is tokenised as a prompt is, and the answer, with its end, by itself: so the model
+    What precedes an answer is tokenized as a prompt is, and the answer, with its end, separately: so the model
     learns to continue the very tokens that it is given.
     """
     tokenizer, ids, learned, done = policy.tokenizer, [], [], ""

@@ -78,7 +78,7 @@ class Readings:
         return self.reward_format if readable else 0.0
 
 
-CUT_OFF = Readings(strict=False, lenient=False, formatted=False, answer=None)  # whatever stands there
+CUT_OFF = Readings(strict=False, lenient=False, formatted=False, answer=None)  # whatever it says
 
 
 def verify(text: str, gold: str) -> Readings:

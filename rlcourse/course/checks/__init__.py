@@ -145,7 +145,7 @@ class Question:
         return add
 
     def cases_of(self, table: Mapping[str, Any]) -> Callable:
-        """Decorator: a case for each name in a table, whose test takes the function and what stands there."""
+        """Decorator: a case for each name in a table, whose test takes the function and the table's entry."""
 
         def add(test: Callable) -> Callable:
             for name, given in table.items():
