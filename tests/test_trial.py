@@ -117,7 +117,7 @@ def test_noise_under_an_unknown_name_is_refused_where_it_would_come():
 
 def test_a_model_that_looks_ahead_is_refused_in_one_sentence(tmp_path):
     model = tiny("bert", initializer_range=0.3)
-    with pytest.raises(ValueError, match=r"^The model in .* cannot be used \(the type bert gives a token another"):
+    with pytest.raises(ValueError, match=r"^The model in .* cannot be used \(the type bert gives a token a different"):
         loaded(model, tmp_path)
 
 
