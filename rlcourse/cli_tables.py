@@ -62,8 +62,10 @@ def print_summary(summary: dict[str, Any], title: str) -> None:
     console, steps, changed = Console(), summary["steps"], summary["steps_that_changed_weights"]
     for text in summary["warnings"].values():
         console.print(f"[yellow]Warning:[/yellow] {escape(text)}", highlight=False)
-    weights = f"The weights changed in {'all' if changed == steps else f'{changed} of'} {steps} steps."
+    noun = "step" if steps == 1 else "steps"
+    those = f"{changed} of {steps}" if changed < steps else f"all {steps}" if steps > 1 else "the one"
+    weights = f"The weights changed in {those} {noun}."
     weights = weights if changed else f"[red]{weights}[/red]"
-    took, place = f"{steps} steps in {summary['wall_seconds']:.0f} s.", escape(summary["folder"])
+    took, place = f"{steps} {noun} in {summary['wall_seconds']:.0f} s.", escape(summary["folder"])
     said = f"{took} {weights} Curve, metrics, samples and checkpoints are in {place}."
     console.print(said, highlight=False, soft_wrap=True)

@@ -141,6 +141,17 @@ LEARNED |= {
 }
 
 
+@pytest.mark.parametrize(
+    ("steps", "changed", "said"),
+    [(1, 1, "1 step in 90 s. The weights changed in the one step."), (1, 0, "changed in 0 of 1 step."),
+     (60, 60, "60 steps in 90 s. The weights changed in all 60 steps.")],
+)  # fmt: skip
+def test_a_run_of_one_step_is_not_called_steps(steps, changed, said, monkeypatch):
+    summary = SUMMARY | {"steps": steps, "steps_that_changed_weights": changed}
+    monkeypatch.setattr(trainer, "train", lambda config, began: summary)
+    assert said in invoke("train").output
+
+
 def test_sft_takes_its_options_and_says_what_it_achieved(monkeypatch):
     calls = []
     monkeypatch.setattr(fine_tuning, "fine_tune", lambda config: calls.append(config) or LEARNED)

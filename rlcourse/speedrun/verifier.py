@@ -84,6 +84,8 @@ class Attempt:
 def in_short(attempts: list[Attempt]) -> str:
     """The verdict on a recipe whose seeds have all reached the goal."""
     took = [attempt.seconds for attempt in attempts]
+    if len(took) == 1:
+        return f"Verified with 1 seed: {took[0]:.1f} seconds."
     mean = f"{fmean(took):.1f} seconds on average ({min(took):.1f} to {max(took):.1f})"
     return f"Verified with {len(took)} seeds: {mean}."
 

@@ -241,3 +241,9 @@ def test_a_seed_finds_nothing_that_an_earlier_one_kept(way, tmp_path):
     recipe = tmp_path / "recipe.py"
     recipe.write_text(START + KEEPS)
     assert len(list(verify(recipe, replace(QUICK, goal=0.0)))) == 2
+
+
+def test_the_verdict_has_a_range_only_with_several_seeds():
+    one, other = (verifier.Attempt(seed, seconds, 0.8, 0.8) for seed, seconds in ((1, 40.0), (2, 50.0)))
+    assert verifier.in_short([one]) == "Verified with 1 seed: 40.0 seconds."
+    assert verifier.in_short([one, other]) == "Verified with 2 seeds: 45.0 seconds on average (40.0 to 50.0)."
