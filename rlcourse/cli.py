@@ -95,7 +95,9 @@ def sft(settings: dict[str, Any], resume: Resume = False):
     from rlcourse.sft import trainer
 
     summary = trainer.resume(**settings) if resume else trainer.fine_tune(config)
-    cli_tables.print_summary(summary, f"{summary['examples']:,} examples learned, {summary['held_out']} held out")
+    learned, examples = summary["learned"], summary["examples"]
+    counted = f"{examples:,}" if learned == examples else f"{learned:,} of {examples:,}"  # with --steps
+    cli_tables.print_summary(summary, f"examples: {counted} learned, {summary['held_out']:,} held out")
 
 
 @app.command(epilog="Example: rlcourse merge runs/first --output merged")

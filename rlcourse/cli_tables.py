@@ -58,7 +58,8 @@ def print_summary(summary: dict[str, Any], title: str) -> None:
     table = Table("measure", "before", "after", title=title)
     for name, form in measured(summary).items():
         table.add_row(name.replace("_", " "), *(in_format(summary[when][name], form) for when in ("before", "after")))
-    print_table(table)
+    if table.rows:  # supervised fine-tuning may have nothing held out
+        print_table(table)
     console, steps, changed = Console(), summary["steps"], summary["steps_that_changed_weights"]
     for text in summary["warnings"].values():
         console.print(f"[yellow]Warning:[/yellow] {escape(text)}", highlight=False)

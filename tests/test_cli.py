@@ -133,7 +133,8 @@ def test_the_numbers_of_a_table_stay_whole_in_a_narrow_terminal(trained, monkeyp
         assert all(number in output for number in expected), output
 
 
-LEARNED = {"examples": 4000, "held_out": 200, "steps": 63, "steps_that_changed_weights": 60, "wall_seconds": 9.0}
+LEARNED = {"examples": 4000, "learned": 4000, "held_out": 200, "wall_seconds": 9.0}
+LEARNED |= {"steps": 63, "steps_that_changed_weights": 60}
 LEARNED |= {"folder": "runs/[sft]", "warnings": {"known": "It knew [all] of it."}, "metrics": SUMMARY["metrics"]}
 LEARNED |= {
     "before": {"loss": 0.5, "accuracy": 0.25, "accuracy_lenient": 0.25},
@@ -160,9 +161,19 @@ def test_sft_takes_its_options_and_says_what_it_achieved(monkeypatch):
     assert calls == [make_sft_config(**options)]
     for text in ("0.500", "0.125", "25.0%", "75.0%", "runs/[sft]", "It knew [all] of it.", "changed in 60 of 63"):
         assert text in done.output
+    assert "examples: 4,000 learned" in done.output
     monkeypatch.setattr(fine_tuning, "resume", lambda **settings: calls.append(settings) or LEARNED)
     assert invoke("sft", "--resume", "--name", "mine", "--steps", "80").exit_code == 0
     assert calls[1:] == [{"name": "mine", "steps": 80}]  # and nothing that wasn't said
+
+
+def test_sft_counts_the_examples_that_its_steps_got_to_and_prints_no_empty_table(monkeypatch):
+    summary = LEARNED | {"learned": 640}
+    monkeypatch.setattr(fine_tuning, "fine_tune", lambda config: summary)
+    assert "examples: 640 of 4,000 learned" in invoke("sft", "--steps", "10").output
+    summary |= {"before": {}, "after": {}}
+    output = invoke("sft").output
+    assert "measure" not in output and "63 steps in 9 s." in output
 
 
 def test_doctor_survives_an_install_without_torch():

@@ -137,9 +137,9 @@ class FineTuning(TrainingLoop):
         return {name: value for name, value in self.logged_validation().items() if name != "step"}
 
     def summary(self, after: dict[str, Any]) -> dict[str, Any]:
-        data = self.data
-        counts = {"examples": len(data.train), "held_out": len(data.held_out), "too_long": data.too_long}
-        return run_summary(self, after) | counts
+        data, learned = self.data, min(self.data_sampler.position, len(self.data.train))
+        counts = {"examples": len(data.train), "learned": learned, "held_out": len(data.held_out)}
+        return run_summary(self, after) | counts | {"too_long": data.too_long}
 
 
 def learned_tokens(examples: list[Example]) -> int:

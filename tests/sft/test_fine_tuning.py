@@ -169,8 +169,9 @@ def test_a_run_that_dies_between_two_micro_batches_and_is_resumed_equals_an_unin
 
 
 def test_a_finished_run_can_be_given_more_steps(tiny, tmp_path):
-    fine_tune(make_config(**tiny | {"steps": 2}))
-    assert resume(name="run", output=str(tmp_path), steps=4)["steps"] == 4
+    assert fine_tune(make_config(**tiny | {"steps": 2}))["learned"] == 10
+    resumed = resume(name="run", output=str(tmp_path), steps=4)
+    assert (resumed["steps"], resumed["learned"]) == (4, 20)
     assert [line["step"] for line in lines(tmp_path / "run")["evals"]] == [0, 2, 3, 4]
     assert json.loads((tmp_path / "run" / "config.json").read_text())["steps"] == 4
 
@@ -192,6 +193,7 @@ def test_the_folder_holds_what_a_run_leaves(whole, model_folder):
     assert [line["step"] for line in lines(folder)["evals"]] == [0, 3, 6, 7]
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["steps"], summary["examples"], summary["held_out"], summary["too_long"]) == (7, 30, 3, 0)
+    assert summary["learned"] == 30  # 7 steps are more than an epoch
     assert summary["before"] != summary["after"] and summary["folder"] == str(folder)
     trained = AutoModelForCausalLM.from_pretrained(latest_checkpoint(folder), dtype=torch.float32)
     ours = load_policy(str(latest_checkpoint(folder))).model
