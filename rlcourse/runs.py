@@ -53,7 +53,8 @@ def run_to_resume(settings: dict[str, Any], kind: type[Settings] = TrainConfig) 
     root = Path(wanted.output).expanduser()
     taken = _numbered(root, wanted.run_name)
     if not taken:
-        raise FileNotFoundError(f"No run to resume at {root / wanted.run_name}: start it without --resume.")
+        remedy = "check the name and --output" if wanted.name else "add its --name, or the settings in its name"
+        raise FileNotFoundError(f"No run to resume at {root / wanted.run_name}: {remedy}.")
     path = taken[0 if wanted.name else -1]
     saved = read_json(path / "config.json", "name the folder of a run, or start a new one")
     if set(saved) != set(wanted.to_dict()):

@@ -66,8 +66,10 @@ def test_resume_without_a_name_finds_the_latest_run_by_preset_algorithm_and_seed
     new_run(make_config(**settings_of(tmp_path)))
     assert run_to_resume(settings_of(tmp_path, **found)).path == second
     assert run_to_resume(settings_of(tmp_path, name=first.name)).path == first
-    with pytest.raises(FileNotFoundError, match=r"No run to resume at .*a10g-ppo-seed4: start it without --resume"):
+    with pytest.raises(FileNotFoundError, match=r"No run to resume at .*a10g-ppo-seed4: add its --name, or"):
         run_to_resume(settings_of(tmp_path, **found | {"seed": 4}))
+    with pytest.raises(FileNotFoundError, match=r"No run to resume at .*frist: check the name and --output\."):
+        run_to_resume(settings_of(tmp_path, name="frist"))
 
 
 def test_what_is_said_on_resuming_is_held_against_the_run_and_not_against_the_defaults(tmp_path):
