@@ -54,7 +54,7 @@ def takes_settings(command, kind: type[Settings] = TrainConfig):
     parameters = setting_options(kind) + [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
     with_options.__signature__ = inspect.Signature(parameters)
     with_options.__annotations__ = {p.name: p.annotation for p in parameters}
-    with_options.__doc__ = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(command))  # typer keeps line breaks
+    with_options.__doc__ = command.__doc__
     with_options.__name__ = command.__name__
     return with_options
 
@@ -106,7 +106,13 @@ class App(typer.Typer):
 
     def command(self, *arguments: Any, **options: Any) -> Callable:
         register = super().command(*arguments, **options)
-        return lambda function: register(user_errors()(function))
+
+        def add(function: Callable) -> Callable:
+            guarded = user_errors()(function)
+            guarded.__doc__ = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function))  # typer keeps line breaks
+            return register(guarded)
+
+        return add
 
 
 def sentence(error: Exception) -> str:

@@ -183,6 +183,11 @@ def test_doctor_survives_an_install_without_torch():
     assert "ModuleNotFoundError" in done.stdout and "pip install" in done.stdout
 
 
+def test_help_breaks_lines_where_the_terminal_ends_and_not_where_the_source_does():
+    for name, command in typer.main.get_command(cli.app).commands.items():
+        assert "\n" not in command.help.replace("\n\n", ""), name
+
+
 def test_the_example_in_a_commands_help_is_one_that_it_takes():
     group = typer.main.get_command(cli.app)
     context = typer.Context(group)
