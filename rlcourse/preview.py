@@ -127,11 +127,11 @@ def print_answers(trainer: Trainer, first: Completions, greedy: list[Answer]) ->
     title = f"{config.rows} answers of the first step, {length:.0f} tokens each, {cut:.0%} cut off"
     table = Table("measure", "mean", "groups with signal", title=title)
     readings = {"reward": first.rewards}
-    for name in filter(lambda name: name.startswith("accuracy"), trainer.metrics):
-        values = [answer.verdict.metrics[name] for answer in answers]
+    for name in trainer.metrics:
+        values = [answer.verdict.metrics.get(name) for answer in answers]
         if None not in values:
-            rewarded = " (rewarded)" if name == trainer.headline else ""
-            readings[name.replace("_", " ") + rewarded] = first.rewards.new_tensor(values)
+            rewarded = " (rewarded)" if name == trainer.headline and name.startswith("accuracy") else ""
+            readings[name.replace("_", " ") + rewarded] = first.rewards.new_tensor([float(value) for value in values])
     for name, values in readings.items():
         signal = has_signal(values, config.num_generations).float().mean()
         table.add_row(name, f"{values.mean():.3f}", f"{signal:.0%}")

@@ -260,6 +260,16 @@ def test_a_dry_run_shows_what_answers_earn_and_how_long_the_run_takes():
     assert not Path("runs").exists()
 
 
+def test_a_dry_run_shows_every_metric_of_a_task_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    page = (Path(__file__).parents[1] / "docs/your-own-task.md").read_text()
+    (tmp_path / "backwards.py").write_text(page.split("```python\n")[1].split("```")[0])
+    command = f"train {SMALL} --task backwards:task --steps 2 --dry-run"
+    result = CliRunner().invoke(cli.app, command.split(), env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert all(f"│ {name} " in result.output for name in ("reward", "right", "in place"))
+
+
 @pytest.mark.parametrize(
     ("dtype", "engine", "exact", "says"),
     [("float32", "fast", False, False), ("bfloat16", "fast", True, False), ("bfloat16", "fast", False, True),
