@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
+from tqdm import tqdm
 
 from rlcourse import memory
 from rlcourse.advantages import has_signal
@@ -52,7 +53,8 @@ def preview(config: TrainConfig, began: float) -> None:
         trainer = Trainer(run, find_device(config))
         greedy, evaluation = evaluation_seconds(trainer)
         parts = trainer.learner, trainer.engine, trainer.training_task, trainer.data_sampler
-        found = [train_step(*parts, step) for step in range(STEPS)]
+        steps = tqdm(range(STEPS), desc="dry run", unit="step", leave=False)  # on stderr, as a run's
+        found = [train_step(*parts, step) for step in steps]
         saving = seconds(lambda: save(trainer), trainer.device)
     print_answers(trainer, found[0][1], greedy)
     first, *later = (metrics["timing"]["step_s"] for metrics, _ in found)
