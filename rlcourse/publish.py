@@ -18,6 +18,7 @@ from rlcourse.files import new_folder, read_json, try_empty_folder, try_folder
 from rlcourse.lora import NAME
 from rlcourse.model_card import PRIVATE, Run, license_of, model_card, public
 from rlcourse.model_files import is_adapter
+from rlcourse.paths import EMBEDDED_MODELS
 from rlcourse.policy import Policy, load_policy, low_precision_copy
 from rlcourse.sft.config import SFTConfig
 
@@ -46,7 +47,10 @@ def publish(paths: list[Path], to: Path | None, hub: str | None) -> str:
             HfApi().upload_folder(repo_id=hub, folder_path=folder, commit_message="Publish with rlcourse")
     run, places = runs[0], " and ".join(str(place) for place in (to, hub) if place)
     unfinished = "" if run.summary else f" The run isn't finished: `rlcourse {run.config.command} --resume` goes on."
-    return f"The model from {run.path.name}, {run.steps}, is in {places}.{unfinished}"
+    local = is_adapter(run.checkpoint) and run.base not in EMBEDDED_MODELS and Path(run.base).exists()
+    merge = f"`rlcourse merge {paths[0]} --output FOLDER` makes a model that needs no base."
+    missing = f" The adapter's base is only on this machine, in {run.base}: {merge}" if local else ""
+    return f"The model from {run.path.name}, {run.steps}, is in {places}.{unfinished}{missing}"
 
 
 def read_run(path: Path) -> Run:

@@ -161,6 +161,12 @@ def test_seeds_are_averaged_and_only_seeds_may_differ(runs, copied, tmp_path):
     assert "finished" in refused(places[0], copied("cut", {"steps": 1}, seed=8), *to)
 
 
+def test_an_adapter_whose_base_nobody_else_has_comes_with_advice(runs, tmp_path):
+    said = command("publish", runs / "adapter", "--to", tmp_path / "mine")
+    assert f"base is only on this machine, in {runs / 'my-base'}: `rlcourse merge {runs / 'adapter'}" in said
+    assert "only on this machine" not in command("publish", runs / "model", "--to", tmp_path / "other")
+
+
 def test_a_run_that_went_on_and_stopped_says_so_and_has_no_numbers(copied, tmp_path):
     run = copied("run", {"steps": 1}, steps=30)
     assert "isn't finished: `rlcourse train --resume`" in command("publish", run, "--to", tmp_path / "mine")
