@@ -74,7 +74,8 @@ def train(
 def evaluate(settings: dict[str, Any]):
     """Measure a model on a task's test problems.
 
-    Each problem gets a greedy answer, and some get sampled ones for pass@k. `--model` can be a run's checkpoint.
+    Each problem gets a greedy answer, and some get sampled ones for pass@k. `--model` can be a run's checkpoint. A
+    run's options can be repeated as they were: those that only concern training, such as `--lr`, do nothing here.
     """
     config = make_config(**settings)
     from rlcourse import evaluation
