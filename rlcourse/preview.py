@@ -29,7 +29,7 @@ from rlcourse.tasks import Answer, Problem
 from rlcourse.train import Trainer, train_step
 from rlcourse.watch import before_training
 
-STEPS = 8  # the first compiles and is not timed
+STEPS = 8  # of a run that has as many; the first compiles and is not timed
 # Later steps took 0.8 to 1.3 times as long in 22 runs, as answers grew or shrank and more groups had a signal.
 SLOWER = 1.05
 
@@ -45,16 +45,17 @@ def print_preview(config: TrainConfig, began: float) -> None:
 
 
 def preview(config: TrainConfig, began: float) -> None:
-    """Load the run's model, take `STEPS` of its steps, answer some of its test problems and print what came of it; keep
-    nothing of it. Raises what `rlcourse.train.train` does."""
+    """Load the run's model, take up to `STEPS` of its steps, answer some of its test problems and print what came of
+    it; keep nothing of it. Raises what `rlcourse.train.train` does."""
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(Path(folder), replace(config, log_to="none"))
         run.began = began
         trainer = Trainer(run, find_device(config))
         greedy, evaluation = evaluation_seconds(trainer)
         parts = trainer.learner, trainer.engine, trainer.training_task, trainer.data_sampler
-        steps = tqdm(range(STEPS), desc="dry run", unit="step", leave=False)  # on stderr, as a run's
-        found = [train_step(*parts, step) for step in steps]
+        count = min(STEPS, max(2, config.steps))
+        bar = tqdm(range(count), desc="dry run", unit="step", leave=False)
+        found = [train_step(*parts, step) for step in bar]
         saving = seconds(lambda: save(trainer), trainer.device)
     print_answers(trainer, found[0][1], greedy)
     first, *later = (metrics["timing"]["step_s"] for metrics, _ in found)

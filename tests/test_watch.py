@@ -266,7 +266,7 @@ def test_a_dry_run_shows_every_metric_of_a_task_of_ones_own(tmp_path, monkeypatc
     (tmp_path / "backwards.py").write_text(page.split("```python\n")[1].split("```")[0])
     command = f"train {SMALL} --task backwards:task --steps 2 --dry-run"
     result = CliRunner().invoke(cli.app, command.split(), env={"COLUMNS": "200"})
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 0 and "dry run: 100%|██████████| 2/2" in result.stderr, result.output
     assert all(f"│ {name} " in result.output for name in ("reward", "right", "in place"))
 
 
