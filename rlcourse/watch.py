@@ -168,7 +168,9 @@ def no_signal(whose: str, answers: list[Answer], groups: list[list[float]]) -> W
     elif right == 0 and any(a.verdict.metrics.get("accuracy_lenient") for a in answers):
         why = "right answers are not in the form that is rewarded: show it with --examples 2"
     elif right == 0:
-        why = "no answer is right: try easier problems, a stronger model, --examples 2, or `rlcourse sft` first"
+        # Only tasks with two readings of an answer have worked examples.
+        examples = "--examples 2, " if "accuracy_lenient" in answers[0].verdict.metrics else ""
+        why = f"no answer is right: try easier problems, a stronger model, {examples}or `rlcourse sft` first"
     elif right == len(answers):
         why = "every answer is right: there is nothing left to learn here, so use harder problems"
     else:

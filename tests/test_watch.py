@@ -83,7 +83,7 @@ def summary() -> dict:
 @pytest.mark.parametrize(
     ("task", "why"),
     [
-        ("never", "no answer is right: try easier problems"),
+        ("never", "no answer is right: try easier problems, a stronger model, or `rlcourse sft` first"),
         ("always", "every answer is right: there is nothing left to learn"),
         ("half", "every answer earns 0.5, whatever it says: check the task's judge"),
     ],
