@@ -21,7 +21,7 @@ COURSE = {
     "04_dr_grpo": Lesson(
         "Dr. GRPO: two biases and two deletions", 4, "drop a length, drop a deviation: what each is worth"
     ),
-    "05_full_loop": Lesson("The full loop", 3, "a reward that can be gamed; a real model, three outcomes"),
+    "05_full_loop": Lesson("The full loop", 3, "pay for sound work; a real model, three outcomes"),
     "06_where_time_goes": Lesson("Where the time goes", 4, "Amdahl's law bounds a speedup before you try it"),
     "07_static_cache": Lesson(
         "From generate to one CUDA graph per step", 4, "a thousand launches become one: a CUDA graph in 20 lines"
@@ -31,11 +31,11 @@ COURSE = {
         "Decode attention in one kernel", 5, "a softmax that never sees all its scores at once"
     ),
     "10_faster_kernel_slower_loop": Lesson(
-        "A faster kernel, a slower loop", 4, "a kernel that wins alone and loses in the loop"
+        "A faster kernel, a slower loop", 4, "one kernel, timed alone and in the loop"
     ),
     "11_engine_for_rl": Lesson("An engine for RL", 4, "one token, two probabilities: how to make them agree"),
     "12_update_phase": Lesson("The update phase", 4, "a loss over 151,936 tokens whose logits never all exist"),
     "13_sft_and_lora": Lesson("SFT and LoRA before RL", 3, "worked answers for a model that earns nothing"),
-    "14_kernel_writer": Lesson("A model that writes kernels", 4, "it learns to fuse; then it learns to cheat"),
+    "14_kernel_writer": Lesson("A model that writes kernels", 4, "it learns to fuse; then its reward goes on trial"),
     "15_scale_out": Lesson("Scale out", 3, "two processes, one model; when a second GPU doesn't pay"),
 }
