@@ -669,9 +669,9 @@ trl = {row["variant"]: row for row in load_record("step", "NVIDIA H200")["result
 # some; our own go further: {{ top["kernels_a_step"]:.0f }} of them instead of {{ own["kernels_a_step"]:.0f }} make the
 # step {{ own["ms_per_step"] / top["ms_per_step"]:.1f }} times as fast. {{ assert top["ms_per_step"] <
 # own_compiled["ms_per_step"] < own["ms_per_step"] }} It's {{ bottom["ms_per_step"] / top["ms_per_step"]:.0f }} times as
-# fast as plain `generate`, and takes {{ top["ms_per_step"] / floor_ms:.1f }} times its floor. Most of its kernels are in
-# Triton; lessons 08 and 09 teach such kernels in CuTe DSL.<br><small>Fractions of launches: some come every few steps,
-# and a graph may hold several steps.</small>
+# fast as plain `generate`, and takes {{ top["ms_per_step"] / floor_ms:.1f }} times its floor. Most of its kernels are
+# in Triton; lessons 08 and 09 teach such kernels in CuTe DSL.<br><small>Fractions of launches: some come every few
+# steps, and a graph may hold several steps.</small>
 #
 # Is that good? vLLM, the usual choice, decoded the same prompts; we ran our last rung again beside it. Over 16, 64 and
 # 256 rows ours makes {{ min(ahead):.1f }} to {{ max(ahead):.1f }} times as many tokens per second. {{ assert min(ahead)
