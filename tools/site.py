@@ -8,7 +8,6 @@ API pages are made here from the docstrings, which are plain text with code in b
 import argparse
 import importlib
 import inspect
-import json
 import re
 import shutil
 import subprocess
@@ -160,9 +159,7 @@ def write_sources(folder: Path) -> None:
         (folder / kind).mkdir()
         names = [name for name in COURSE if (ROOT / kind / f"{name}.ipynb").exists()]
         for name in names:
-            notebook = json.loads((ROOT / kind / f"{name}.ipynb").read_text(encoding="utf-8"))
-            hide_results(notebook["cells"])
-            (folder / kind / f"{name}.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
+            shutil.copy(ROOT / kind / f"{name}.ipynb", folder / kind)
         title = {"notebooks": "Lessons", "exercises": "Exercises", "solutions": "Solutions"}[kind]
         (folder / kind / "index.md").write_text(page(title, "", names), encoding="utf-8")
     (folder / "api").mkdir()
@@ -175,18 +172,6 @@ def write_sources(folder: Path) -> None:
         "The package", "In the order in which one training step uses it.", [*map(slug, API), "/ptx_interpreter/README"]
     )
     (folder / "api" / "index.md").write_text(listing, encoding="utf-8")
-
-
-def hide_results(cells: list[dict]) -> None:
-    """Tag what is shown between a bet and its result, that one included: the page shows it to who asks for it."""
-    open_bets: set[str] = set()
-    for cell in cells:
-        if cell["cell_type"] == "code":
-            source = "".join(cell["source"])
-            if open_bets and cell["outputs"]:
-                cell["metadata"].setdefault("tags", []).append("hide-output")
-            open_bets -= {name for name in open_bets if f"{name}.result(" in source}
-            open_bets |= set(re.findall(r"^(\w+) = bet\(", source, re.M))
 
 
 def cards() -> str:

@@ -15,6 +15,7 @@ from tools.notebooks.references import outdated
 
 HINTS = ["Hint 1: a question", "Hint 2: the idea", "Hint 3: the shape of the answer"]
 KINDS = ("notebooks", "exercises", "solutions")
+TEXTS = "text/plain", "text/html", "text/markdown"
 MARKER = re.compile(r" {0,3}(?:[-+*]|1[.)]) ")  # of a list that may begin in the middle of a paragraph
 NOTEBOOKS = sorted(path for kind in KINDS for path in (build.ROOT / kind).glob("*.ipynb"))
 pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -69,12 +70,14 @@ def test_it_is_small_has_no_widgets_and_tells_nothing_of_the_machine_that_made_i
     """Paths of temporary folders and of the user's home, warnings of libraries, and progress bars."""
     assert path.stat().st_size <= build.MAX_BYTES and "widgets" not in read(path).metadata
     assert not [o for o in outputs(path) if "application/vnd.jupyter.widget-view+json" in o.get("data", {})]
-    text = "\n".join(str(o.get("text", "")) + str(o.get("data", {}).get("text/plain", "")) for o in outputs(path))
+    shown = [o.get("text", "") + "".join(o.get("data", {}).get(kind, "") for kind in TEXTS) for o in outputs(path)]
+    text = re.sub(r"base64,[^\"]*", "", "\n".join(shown))
     assert not re.search(r"/(tmp|home|root|work)/|Warning:|it/s\]", text)
     if path.parent.name == "notebooks":  # an explorer has its picture for readers without a kernel
         for cell in code_cells(path):
             if re.search(rf"^{explorer.__name__}\(", cell.source, re.M):
-                assert [o for o in cell.outputs if "image/png" in o.get("data", {})]
+                data = [o.get("data", {}) for o in cell.outputs]
+                assert [d for d in data if "image/png" in d or "<img " in d.get("text/html", "")]
 
 
 def test_no_line_of_a_paragraph_begins_as_a_list_does(path):
@@ -106,6 +109,19 @@ def test_a_lesson_is_short(path):
     prose = re.sub(r"^\|.*$|\$\$.*?\$\$|\$.*?\$", "", prose.split("## Further reading")[0], flags=re.M | re.S)
     assert len(re.findall(r"[A-Za-z0-9][\w'’.,%-]*", prose)) <= 2500
     assert sum(len(re.findall(r"\bbet\(", cell.source)) for cell in code_cells(path)) <= 5
+
+
+def test_what_a_bet_is_about_is_closed_until_asked_for(path):
+    cells, waiting = code_cells(path), {}
+    for at, cell in enumerate(cells):
+        waiting |= dict.fromkeys(re.findall(r"^(\w+) = bet\(", cell.source, re.M), at)
+    for name, first in waiting.items():
+        [last] = [at for at, cell in enumerate(cells) if f"{name}.result(" in cell.source]
+        shown = [output for cell in cells[first + 1 : last + 1] for output in cell.outputs]
+        texts = [output.get("data", {}).get(kind) for output in shown for kind in ("text/html", "text/markdown")]
+        assert last > first and shown
+        assert all(t.startswith(("<details>", "> **Place your bet.**")) for t in texts if t), (name, texts)
+        assert len([t for t in texts if t]) == len(shown)
 
 
 def test_exercises_have_holes_hints_and_checks(path):

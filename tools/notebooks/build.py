@@ -26,7 +26,7 @@ from rlcourse.config import make_config
 from rlcourse.course import profile
 from rlcourse.course.lessons.curve_records import load_curve
 from rlcourse.measure.records import load_record
-from tools.notebooks.execution import data_digests, execute
+from tools.notebooks.execution import data_digests, execute, hide_results
 from tools.notebooks.headers import BOOTSTRAP, header
 from tools.notebooks.references import fill, outdated, references
 
@@ -143,6 +143,7 @@ def executed(master: Path, kind: str, force: bool) -> tuple[nbformat.NotebookNod
         run = made["run"]
         print(f"{kind}/{master.stem}: {run['seconds']:.0f} s, {run['peak_memory_bytes'] / 1e9:.1f} GB", flush=True)
         carry_forward(left_out, old)
+    hide_results(notebook)
     notebook.metadata["rlcourse"] |= {"code": digest} | made
     return notebook, [
         f"{kind}/{path.name}: no output of a GPU for the cell that begins {cell.source.splitlines()[0]!r}"

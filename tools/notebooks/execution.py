@@ -4,6 +4,7 @@ import base64
 import copy
 import datetime
 import hashlib
+import html
 import io
 import json
 import os
@@ -118,6 +119,35 @@ def tidy(output):
     lines = [line.rsplit("\r", 1)[-1] for line in output.text.split("\n")]
     output.text = "\n".join(line for line in lines if not PROGRESS_BAR.search(line))
     return output if output.text.strip() else None
+
+
+BET, RESULT = "> **Place your bet.**", "<details>"  # how what `Bet` shows begins, in a notebook that ships
+
+
+def hide_results(notebook: nbformat.NotebookNode) -> None:
+    """Put each output between a bet and its result, that cell's included, into a closed <details>, which JupyterLab,
+    Colab, GitHub and the site all open for those who ask."""
+    waiting: set[str] = set()
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            if waiting:
+                cell.outputs = [closed(output) for output in cell.outputs]
+            waiting -= {name for name in waiting if f"{name}.result(" in cell.source}
+            waiting |= set(re.findall(r"^(\w+) = bet\(", cell.source, re.M))
+
+
+def closed(output):
+    data = output.get("data", {})
+    kind = "text/markdown" if "text/markdown" in data else "text/html"
+    text = data.get(kind, "")
+    if text.startswith((BET, RESULT)):
+        return output
+    if "image/png" in data:
+        text = f'<img src="data:image/png;base64,{data["image/png"]}">'
+    elif output.output_type == "stream":
+        text = f"<pre>{html.escape(output.text)}</pre>"
+    text = f"<details><summary>Open after your bet</summary>\n\n{text}\n\n</details>"
+    return nbformat.v4.new_output("display_data", {kind: text})
 
 
 def smaller(png: str) -> str:
