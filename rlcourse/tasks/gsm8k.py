@@ -11,7 +11,6 @@ from rlcourse.tasks.task import MathTask, Problem
 
 DIR_VARIABLE = "RLCOURSE_GSM8K_DIR"
 NAMED = f"--task gsm8k@FOLDER or {DIR_VARIABLE}"
-VALIDATION = 512  # the last problems of the train file, held out from training
 
 INSTRUCTION = (
     "Solve the problem step by step. End your answer with a line that holds four hash signs, a space and the final "
@@ -36,7 +35,7 @@ def load(data_dir: str | None = None) -> MathTask:
         remedy = f"put train.jsonl and test.jsonl in a folder and name it in {NAMED}"
         splits = load_rows("openai/gsm8k", remedy, "main")
         train, test = ([problem_of(row) for row in splits[name]] for name in ("train", "test"))
-    train, validation = hold_out([without_annotations(problem) for problem in train], VALIDATION)
+    train, validation = hold_out([without_annotations(problem) for problem in train])
     return MathTask("gsm8k", INSTRUCTION, train, validation, [without_annotations(problem) for problem in test])
 
 

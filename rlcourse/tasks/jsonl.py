@@ -12,6 +12,7 @@ from rlcourse.tasks.task import Problem
 from rlcourse.tasks.verify import plain, to_number
 
 Parsed = TypeVar("Parsed")
+VALIDATION = 512  # problems held out at most
 PROVENANCE = (  # columns that say where a record is from, and nothing that a model should learn
     "id", "idx", "index", "uuid", "unique_id", "prompt_id", "source", "dataset", "split", "category", "topic",
     "subject", "level", "difficulty", "language", "license", "url", "timestamp", "model", "metadata",
@@ -58,12 +59,12 @@ def read_train_and_test(folder: str, remedy: str, *form: Any) -> list[list[Probl
     return [read_problems(file, *form) for file in files]
 
 
-def hold_out(problems: list[Problem], count: int) -> tuple[list[Problem], list[Problem]]:
-    """All problems but the last `count`, and those. Raises ValueError if none is left to train on."""
-    if len(problems) <= count:
+def hold_out(problems: list[Problem]) -> tuple[list[Problem], list[Problem]]:
+    """All problems but the last tenth, of `VALIDATION` at most, and those. Raises ValueError for fewer than ten."""
+    count = min(VALIDATION, len(problems) // 10)
+    if not count:
         raise ValueError(
-            f"There are {len(problems)} train problems, and more than {count} are needed: the last {count} are for "
-            "validation."
+            f"There are {len(problems)} train problems, and 10 are needed: the last tenth is for validation."
         )
     return problems[:-count], problems[-count:]
 

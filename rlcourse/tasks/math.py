@@ -16,7 +16,6 @@ from rlcourse.tasks.pool import Failed, JudgePool
 from rlcourse.tasks.task import Attempt, MathTask, Problem
 from rlcourse.tasks.verify import Readings, to_number
 
-VALIDATION = 512  # the last training problems, held out
 SECONDS, MEMORY_GB, PROCESSES = 5.0, 4.0, 8  # for one answer; processes at most
 TAIL = 500  # characters in which an answer without a box is looked for
 INSTRUCTION = r"Solve the problem step by step. Put your final answer within \boxed{}."
@@ -97,7 +96,7 @@ def load(data_dir: str | None = None) -> BoxedTask:
             [problem_of(row) for row in load_rows(name, remedy, split=split).select_columns(columns)]
             for name, split, columns in HUB
         )
-    return BoxedTask("math", INSTRUCTION, *hold_out(train, VALIDATION), test)
+    return BoxedTask("math", INSTRUCTION, *hold_out(train), test)
 
 
 def problem_of(record: dict[str, Any]) -> Problem:

@@ -8,7 +8,7 @@ import datasets
 import pytest
 
 from rlcourse.tasks import load_task, overlaps
-from rlcourse.tasks.gsm8k import VALIDATION, load
+from rlcourse.tasks.gsm8k import load
 from rlcourse.tasks.verify import Readings, extract_lenient, extract_strict, to_number, verify
 
 REAL = os.environ.get("RLCOURSE_GSM8K_DIR")  # read before the fixture below unsets it
@@ -38,14 +38,14 @@ def write(folder: Path, train: list[dict], test: list[dict]) -> Path:
 
 @pytest.fixture
 def folder(tmp_path):
-    return write(tmp_path / "gsm8k", rows(VALIDATION + 3), rows(4, start=1000))
+    return write(tmp_path / "gsm8k", rows(20), rows(4, start=1000))
 
 
 def check_small_task(task):
-    """What `folder` holds: questions about n = 0 ... 514 to train on and about n = 1000 ... 1003 to test."""
+    """What `folder` holds: questions about n = 0 ... 19 to train on and about n = 1000 ... 1003 to test."""
     assert task.name == "gsm8k"
-    assert [p.gold for p in task.train] == ["0", "2", "4"]
-    assert [p.gold for p in task.validation] == [str(2 * n) for n in range(3, VALIDATION + 3)]
+    assert [p.gold for p in task.train] == [str(2 * n) for n in range(18)]
+    assert [p.gold for p in task.validation] == ["36", "38"]
     assert [p.gold for p in task.test] == ["2000", "2002", "2004", "2006"]
     assert task.test[0].question == "Ann has 1000 apples and buys 1000 more. How many has she?"
     assert task.test[0].answer == "1000+0=1000, 1000+1000 = 2000 apples.\n#### 2,000"
@@ -65,10 +65,10 @@ def test_the_task_judges_worked_answers_and_asks_for_the_strict_form(folder):
 
 
 def test_problems_that_are_both_trained_on_and_tested_are_named(tmp_path):
-    train = [*rows(3), *rows(VALIDATION - 2), *rows(2, start=2000)]  # the last are for validation
-    folder = write(tmp_path / "gsm8k", train, rows(4, start=2))
+    train = [*rows(18), *rows(2), *rows(1, start=2000)]  # the last two are for validation
+    folder = write(tmp_path / "gsm8k", train, rows(4, start=17))
     of_validation, of_test = overlaps(load(str(folder))).values()
-    assert of_validation.startswith(f"3 of {VALIDATION} validation problems") and of_test.startswith("1 of 4 test prob")
+    assert of_validation.startswith("1 of 2 validation problems") and of_test.startswith("1 of 4 test prob")
 
 
 def test_the_hub_is_asked_when_no_folder_is_named(folder, monkeypatch):

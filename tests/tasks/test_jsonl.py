@@ -68,7 +68,8 @@ def test_a_question_may_come_again_with_the_same_number(tmp_path):
 
 
 def test_the_last_problems_are_held_out_and_some_must_be_left():
-    problems = [Problem(str(n), "", str(n)) for n in range(5)]
-    assert hold_out(problems, 3) == (problems[:2], problems[2:])
-    with pytest.raises(ValueError, match="There are 5 train problems, and more than 5 are needed"):
-        hold_out(problems, 5)
+    problems = [Problem(str(n), "", str(n)) for n in range(6000)]
+    for count, held_out in ((10, 1), (29, 2), (6000, 512)):
+        assert hold_out(problems[:count]) == (problems[: count - held_out], problems[count - held_out : count])
+    with pytest.raises(ValueError, match="There are 9 train problems, and 10 are needed"):
+        hold_out(problems[:9])

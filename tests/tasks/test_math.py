@@ -8,7 +8,7 @@ import pytest
 from rlcourse.tasks import load_task
 from rlcourse.tasks import math as math_task
 from rlcourse.tasks.boxed import compare, last_box, left_to_compute
-from rlcourse.tasks.math import VALIDATION, BoxedTask, problem_of
+from rlcourse.tasks.math import BoxedTask, problem_of
 from rlcourse.tasks.pool import JudgePool
 from rlcourse.tasks.task import Attempt, Problem
 from rlcourse.tasks.verify import CUT_OFF, Readings
@@ -181,9 +181,9 @@ def write(folder, train: int, lines=()):
 
 
 def test_a_folder_is_split_into_train_validation_and_test(tmp_path):
-    task = load_task(f"math@{write(tmp_path, VALIDATION + 3)}")
-    assert [p.gold for p in task.problems("train")] == ["0", "1", "2"]
-    assert [p.gold for p in task.problems("validation")] == [str(n) for n in range(3, VALIDATION + 3)]
+    task = load_task(f"math@{write(tmp_path, 20)}")
+    assert [p.gold for p in task.problems("train")] == [str(n) for n in range(18)]
+    assert [p.gold for p in task.problems("validation")] == ["18", "19"]
     assert task.problems("test") == [Problem("P?", "", "7", 2)] and r"\boxed{}" in task.instruction
     assert list(task.metrics) == ["accuracy", "accuracy_lenient", "formatted"]
 
@@ -198,10 +198,10 @@ def test_the_hub_is_asked_for_both_data_sets(monkeypatch):
     def load_dataset(name, split):
         if name == "zwhe99/DeepMath-103K" and split == "train":
             row = {"question": "q", "final_answer": "1", "difficulty": 5.0, "r1_solution_1": "x" * 99}
-            return Rows([row] * (VALIDATION + 1))
+            return Rows([row] * 10)
         assert (name, split) == ("HuggingFaceH4/MATH-500", "test")
         return Rows([{"problem": "p", "answer": "2", "level": 1, "subject": "Algebra"}])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     task = load_task("math")
-    assert (task.train, task.test) == ([Problem("q", "", "1", 5)], [Problem("p", "", "2", 1)])
+    assert (task.train, task.test) == ([Problem("q", "", "1", 5)] * 9, [Problem("p", "", "2", 1)])
