@@ -62,7 +62,7 @@ def before_training(greedy: list[Answer], groups: list[list[Answer]], config: Tr
         same = all(len(set(group)) == 1 for group in rewards)
         if config.advantage in GROUPED and same and "unreadable" not in found:
             tries = f"{len(groups)} problems, sampled {len(groups[0])} times each"
-            found |= no_signal(f"Of {tries}, none", sampled, rewards)
+            found |= no_signal(f"Of {tries}, none", sampled, rewards, config)
     return found
 
 
@@ -81,7 +81,7 @@ def after_step(
     if len(steps) >= patience:
         if not any(had_signal(step, config) for step in steps[-patience:]):
             groups = [rewards[i : i + config.num_generations] for i in range(0, len(rewards), config.num_generations)]
-            return found | no_signal(f"In each of the last {patience} steps, no group", answers, groups)
+            return found | no_signal(f"In each of the last {patience} steps, no group", answers, groups, config)
         found |= little_signal(steps[-patience:], answers, config)
     if all(had_signal(step, config) and (step["grad_norm"] == 0 or step["lr"] == 0) for step in recent):
         found["no_update"] = (
@@ -159,17 +159,18 @@ def pays_for_form(answers: list[Answer], rewards: Iterable[float], config: Train
     }
 
 
-def no_signal(whose: str, answers: list[Answer], groups: list[list[float]]) -> Warnings:
+def no_signal(whose: str, answers: list[Answer], groups: list[list[float]], config: TrainConfig) -> Warnings:
     """No rewards to compare, so no gradient: why, and what to do."""
     earned = {reward for group in groups for reward in group}
     right = sum(a.right for a in answers)
     if len(earned) == 1 and right < len(answers) and (right > 0 or max(earned) > 0):
         why = f"every answer earns {max(earned):g}, whatever it says: check the task's judge"
     elif right == 0 and any(a.verdict.metrics.get("accuracy_lenient") for a in answers):
-        why = "right answers are not in the form that is rewarded: show it with --examples 2"
+        remedy = "reward any form with --reward-parser lenient" if config.examples else "show it with --examples 2"
+        why = f"right answers are not in the form that is rewarded: {remedy}"
     elif right == 0:
         # Only tasks with two readings of an answer have worked examples.
-        examples = "--examples 2, " if "accuracy_lenient" in answers[0].verdict.metrics else ""
+        examples = "--examples 2, " if "accuracy_lenient" in answers[0].verdict.metrics and not config.examples else ""
         why = f"no answer is right: try easier problems, a stronger model, {examples}or `rlcourse sft` first"
     elif right == len(answers):
         why = "every answer is right: there is nothing left to learn here, so use harder problems"

@@ -1,5 +1,6 @@
 """Runs that can't learn say so. Each case runs the real command, on the embedded model and a tiny task."""
 
+import itertools
 import json
 import sys
 from dataclasses import replace
@@ -171,6 +172,16 @@ def test_groups_that_mostly_agree_and_a_sampler_that_is_another_policy_are_named
 
 def answer(text: str, right: bool = False) -> Answer:
     return Answer(Problem("1+1?", "", "2"), text, 5, True, Judgement(right, {"right": float(right)}, 0.2, "wrong"))
+
+
+@pytest.mark.parametrize(("shown", "lenient"), itertools.product((0, 2), (0.0, 1.0)))
+def test_examples_are_advised_to_runs_that_show_none(shown, lenient):
+    wrong = answer("4")
+    wrong = replace(
+        wrong, verdict=replace(wrong.verdict, metrics={"accuracy": 0.0, "accuracy_lenient": lenient}, reward=0.0)
+    )
+    text = watch.no_signal("None", [wrong], [[0.0]], make_config(examples=shown))["no_signal"]
+    assert ("--examples 2" in text) == (not shown) and ("--reward-parser lenient" in text) == bool(shown and lenient)
 
 
 @pytest.mark.parametrize("reward", [float("nan"), 1e30, "1.0", None, torch.ones(2)], ids=str)
