@@ -93,7 +93,7 @@ class TrainConfig(Settings):
     task: str = setting(
         "minigsm",
         "problems, and their judge: minigsm, gsm8k, math, kernelbench, kernels, or module:object for one of your own; "
-        "TASK@FOLDER reads the folder's train.jsonl and test.jsonl instead of the usual source",
+        "TASK@FOLDER reads train.jsonl and test.jsonl there (minigsm: and validation.jsonl), not the usual source",
     )
     examples: int = setting(0, "worked training problems shown before each question", within=Range(0, 64))
 

@@ -35,7 +35,8 @@ def is_adapter(folder: Path) -> bool:
 def check_model_files(folder: Path) -> None:
     """Raise FileNotFoundError or ValueError, naming the file, for one that's missing or broken."""
     if (folder / "checkpoints").is_dir():
-        raise ValueError(f"{folder} is the folder of a run: name one of its checkpoints, {folder}/checkpoints/step-….")
+        [latest] = sorted((folder / "checkpoints").glob("step-*"))[-1:] or [folder / "checkpoints" / "step-…"]
+        raise ValueError(f"{folder} is the folder of a run: name one of its checkpoints, such as {latest}.")
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"No model in {folder}: a model folder holds config.json and its weights.")
     if (folder / "adapter_config.json").exists():

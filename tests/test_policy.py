@@ -42,9 +42,12 @@ JSON_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokeni
 
 
 def test_a_run_isnt_a_model_but_its_checkpoints_are(tmp_path):
-    (tmp_path / "checkpoints").mkdir()
+    for step in (5, 10):
+        (tmp_path / f"checkpoints/step-{step:06d}").mkdir(parents=True)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=f"^{tmp_path} is the folder of a run: name one of its checkpoints"):
+    latest = f"{tmp_path}/checkpoints/step-000010"
+    said = f"^{tmp_path} is the folder of a run: name one of its checkpoints, such as {latest}.$"
+    with pytest.raises(ValueError, match=said):
         load_policy(str(tmp_path))
 
 
