@@ -125,8 +125,8 @@ BET, RESULT = "> **Place your bet.**", "<details>"  # how what `Bet` shows begin
 
 
 def hide_results(notebook: nbformat.NotebookNode) -> None:
-    """Put each output between a bet and its result, that cell's included, into a closed <details>, which JupyterLab,
-    Colab, GitHub and the site all open for those who ask."""
+    """Put each output between a bet and its result, that cell's included, into a closed <details>, which readers of the
+    shipped notebook and of the site open when they like."""
     waiting: set[str] = set()
     for cell in notebook.cells:
         if cell.cell_type == "code":
