@@ -46,6 +46,10 @@ class Rollout:
     finished: Tensor
 
     @property
+    def tensors(self) -> dict[str, Tensor]:
+        return vars(self)
+
+    @property
     def lengths(self) -> Tensor:
         """[rows] int64, tokens of prompt and completion."""
         return self.prompt_lengths + self.completion_lengths
@@ -64,12 +68,9 @@ class Rollout:
 
     def __getitem__(self, rows) -> "Rollout":
         """Some rows (a slice, indices or a mask), without columns that are padding in all of them."""
-        some = Rollout(*(tensor[rows] for tensor in vars(self).values()))
+        some = Rollout(**{name: tensor[rows] for name, tensor in self.tensors.items()})
         width, longest = (max(of.tolist(), default=0) for of in (some.lengths, some.completion_lengths))
         return replace(some, ids=some.ids[:, :width], logprobs=some.logprobs[:, :longest])
-
-    def to(self, device: torch.device | str) -> "Rollout":
-        return Rollout(*(tensor.to(device) for tensor in vars(self).values()))
 
 
 def right_pad(rows: list[list], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -115,13 +116,14 @@ def make_rollout(
 def concatenate(rollouts: list[Rollout]) -> Rollout:
     """One rollout of all rows, padded to the widest."""
 
-    def joined(*pieces: Tensor) -> Tensor:
+    def joined(name: str) -> Tensor:
+        pieces = [getattr(r, name) for r in rollouts]
         if pieces[0].dim() == 2:
             widest = max(piece.shape[1] for piece in pieces)
             pieces = [F.pad(piece, (0, widest - piece.shape[1])) for piece in pieces]
         return torch.cat(pieces)
 
-    return Rollout(*map(joined, *(vars(rollout).values() for rollout in rollouts)))
+    return Rollout(**{name: joined(name) for name in rollouts[0].tensors})
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlcourse.batch import Rollout
 from rlcourse.dist import full_tensor
-from rlcourse.distributed.world import World
+from rlcourse.distributed.world import SharedEngine, World
 from rlcourse.logprobs import PlainPass
 from rlcourse.policy import empty_copy, layers_of
 from rlcourse.sampling import Sampling
@@ -65,6 +65,9 @@ class ShardedWorld(World):
         module.set_gradient_divide_factor(1.0)  # gradients are added up: losses are shares of the mini-batch's
         module.set_force_sum_reduction_for_comms(True)  # by a plain sum, which gloo has, too
         return module
+
+    def shared(self, engine: Any, *tasks: Any) -> tuple[Any, ...]:
+        return ShardedEngine(engine, self), *super().shared(engine, *tasks)[1:]
 
     def split_rows(self, rows: Tensor, cut: Callable[[Tensor], list[int]]) -> tuple[Tensor, ...]:
         """Empty ones follow until this rank has as many as any: a pass is made by all together."""
@@ -138,3 +141,16 @@ class ShardedPass(PlainPass):
 def _one_token(device: torch.device) -> Rollout:
     one = torch.ones(1, dtype=torch.int64, device=device)
     return Rollout(one.new_zeros(1, 2), one, one, torch.zeros(1, 1, device=device), one.bool())
+
+
+class ShardedEngine(SharedEngine):
+    """A `SharedEngine` that gathers the weights at the start of `generate`, which takes all ranks."""
+
+    def generate(
+        self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
+    ) -> Rollout:
+        """A rank without a prompt of its own samples a token that nobody gets."""
+        if not self.world.slice(prompts):
+            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+                self.engine.generate(prompts[:1], num_generations, 1, sampling)
+        return super().generate(prompts, num_generations, max_new_tokens, sampling)

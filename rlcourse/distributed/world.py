@@ -124,13 +124,17 @@ class SharedEngine:
     def generate(
         self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
     ) -> Rollout:
-        share, seed = self.world.slice(prompts), int(torch.randint(2**62, ()))
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(seed + self.world.rank)
-            # A rank without a share samples what nobody gets: sharded weights are gathered by all ranks together.
-            own = self.engine.generate(share or prompts[:1], num_generations, max_new_tokens, sampling)
-        parts = self.world.all_gather(own.to("cpu") if share else None)
-        return concatenate([part for part in parts if part is not None]).to(self.device)
+        share, seed, own = self.world.slice(prompts), int(torch.randint(2**62, ())), None
+        if share:
+            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+                torch.manual_seed(seed + self.world.rank)
+                own = moved(self.engine.generate(share, num_generations, max_new_tokens, sampling), "cpu")
+        parts = [part for part in self.world.all_gather(own) if part is not None]
+        return moved(concatenate(parts), self.device)
+
+
+def moved(rollout: Rollout, device: torch.device | str) -> Rollout:
+    return Rollout(**{name: tensor.to(device) for name, tensor in rollout.tensors.items()})
 
 
 class SharedTask:
