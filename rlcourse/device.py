@@ -1,10 +1,10 @@
 """Which device computes, and in what precision."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def wanted_device(config: Any) -> str:
@@ -28,9 +28,15 @@ def find_device(config: Any) -> torch.device:
     return device
 
 
-def without_cudnn_attention() -> AbstractContextManager:
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
     """Within, attention is never cuDNN's, which makes a new plan for every shape: 1.7 ms of the host's time."""
-    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def autocast(dtype: str, device: torch.device) -> AbstractContextManager:

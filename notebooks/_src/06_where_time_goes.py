@@ -583,8 +583,8 @@ plt.show()
 
 # %% [markdown]
 # At the model's size the rate is {{ cached.bytes_per_s / machine.bytes_per_s:.1f }} times that of main memory, so the
-# floor uses it. (The smallest copies pay for calls; the dip is the price of a second thread.) On a GPU there's no such
-# doubt: a real model is far larger than the L2 cache.
+# floor uses it. (The smallest copies pay for calls; a dip after them is the price of a second thread.) On a GPU there's
+# no such doubt: a real model is far larger than the L2 cache.
 #
 # ### Predict, then measure
 #

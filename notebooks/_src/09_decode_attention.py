@@ -651,9 +651,9 @@ for ax, renumbered in zip(axes, (False, True), strict=True):
     for x in range(D):
         for y in (0, 1.5):
             ax.add_patch(Rectangle((x + 0.05, y), 0.9, 0.6, facecolor=GREY))
-    for number in range(16):
-        i, row = number // 4, 2 * c + number % 2 + 8 * (number // 2 % 2)
-        d = 32 * (number // 8) + 8 * c + number % 8 if renumbered else 16 * i + row
+    for element in range(16):  # of those that lane 4g + c holds
+        i, row = element // 4, 2 * c + element % 2 + 8 * (element // 2 % 2)
+        d = 32 * (element // 8) + 8 * c + element % 8 if renumbered else 16 * i + row
         color = (SKY, ORANGE, GREEN, PURPLE)[i]
         for x, y, text in ((d, 1.5, d), (16 * i + row, 0, row)):
             ax.add_patch(Rectangle((x + 0.05, y), 0.9, 0.6, facecolor=color))
@@ -670,7 +670,7 @@ for ax, renumbered in zip(axes, (False, True), strict=True):
 plt.show()
 
 # %% [markdown]
-# The first four go to product 0, the next four to product 1. With bits $p$ and $f$, a lane's number $p + 2f + 4i$ is
+# The first four go to product 0, the next four to product 1. With bits $p$ and $f$, a lane's element $p + 2f + 4i$ is
 # row $2c + p + 8f$ of product $i$. As a *layout* (lesson 08) that's `((2, 2), D/16) : ((1, 2), 4)`. Are the scores the
 # same?
 
