@@ -41,18 +41,21 @@ class Sampling:
 GREEDY = Sampling(temperature=0.0)
 
 
-def sampling_logits(logits: Tensor, sampling: Sampling, keep: Tensor | None = None) -> Tensor:
+def sampling_logits(
+    logits: Tensor, sampling: Sampling, keep: Tensor | None = None, temperature: Tensor | None = None
+) -> Tensor:
     """The logits whose softmax is the sampling distribution, float32: scaled by temperature, -inf where excluded.
 
     logits: [..., vocabulary]. keep: [...] token ids that stay in the set even if rounding would put them just outside;
     training passes those that were sampled. Top-p keeps the smallest set of most probable tokens whose mass reaches
-    top_p, applied after top-k. Greedy leaves the logits alone.
+    top_p, applied after top-k. Greedy leaves the logits alone. temperature [1]: in place of the
+    sampling's, so that one compiled program serves all.
     """
     logits = logits.float()
     if sampling.greedy:
         return logits
-    if sampling.temperature != 1.0:
-        logits = logits / sampling.temperature
+    if temperature is not None or sampling.temperature != 1.0:
+        logits = logits / (sampling.temperature if temperature is None else temperature)
     if not sampling.restricted:
         return logits
     excluded = torch.zeros_like(logits, dtype=torch.bool)
@@ -70,14 +73,14 @@ def sampling_logits(logits: Tensor, sampling: Sampling, keep: Tensor | None = No
     return logits.masked_fill(excluded, float("-inf"))
 
 
-def sample_tokens(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+def sample_tokens(logits: Tensor, sampling: Sampling, temperature: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Draw one token per row with torch's global random state: (tokens [rows] int64, their log-probs [rows] float32).
 
     logits: [rows, vocabulary]. Gumbel-max: argmax(logits - log(-log u)) is a draw from softmax(logits), done on the
     device without a sync; u = 0 gives -inf, a token that is never chosen. Greedy takes the argmax; its log-prob is that
-    of the full softmax.
+    of the full softmax. temperature: see `sampling_logits`.
     """
-    logits = sampling_logits(logits, sampling)
+    logits = sampling_logits(logits, sampling, temperature=temperature)
     if sampling.greedy:
         tokens = logits.argmax(-1)
     else:

@@ -243,21 +243,21 @@ def watch(lengths, budget, prompts, group=1, longest=256, manager=None) -> Seen:
     """Run answers of `lengths` tokens, `group` to each prompt, in `budget` blocks of 16 tokens."""
     manager, seen = manager or BlockManager(budget + 1, 16), Seen()
     scheduler = Scheduler(manager, prompts, group, longest, num_slots=len(lengths))
-    got, ended, limit = [0] * len(lengths), [False] * len(lengths), 0
-    while plan := scheduler.next_plan():
-        seen.sent_back += [(len(seen.rows), i) for i in range(plan.limit, limit) if not ended[i]]
+    got, ended, admitted = [0] * len(lengths), [False] * len(lengths), 0
+    while plan := scheduler.schedule():
+        seen.sent_back += [(len(seen.rows), i) for i in range(plan.admitted, admitted) if not ended[i]]
         for piece in plan.pieces:
             seen.prefilled += piece.end - piece.begin
             for i in range(piece.completion, piece.completion + group * piece.first_tokens):
                 got[i], ended[i] = 1, lengths[i] == 1
-        running = [i for i in range(plan.limit) if not ended[i]]
+        running = [i for i in range(plan.admitted) if not ended[i]]
         for _ in range(plan.steps):
             for i in running:
                 got[i], ended[i] = got[i] + 1, got[i] + 1 == lengths[i]
             seen.rows.append(len(running))
             seen.running.append(running)
         scheduler.report(got, ended)
-        limit = plan.limit
+        admitted = plan.admitted
     return seen
 
 
@@ -357,7 +357,7 @@ most = max(interrupted, key=sent_back.count)
 
 # %%
 scheduler = Scheduler(BlockManager(BUDGET + 1, 16), some_prompts(1, 70), 8, 256, 8)
-plan = scheduler.next_plan()
+plan = scheduler.schedule()
 print("prefilled tokens:", [(piece.begin, piece.end) for piece in plan.pieces])
 print("copies (from, to):", plan.copies)
 

@@ -4,7 +4,6 @@ to where it reads. All graphs share one pool of memory, since what a forward pas
 before another begins."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -22,13 +21,7 @@ MOST_TOKENS = 16384  # of a batch that is captured
 PAIRS = 32  # of graphs that are kept; the one used longest ago goes first
 
 
-@dataclass
-class Pair:
-    """Both passes over N tokens whose sequences stand as `sequences` says."""
-
-    sequences: Sequences
-    forward: Callable[[], None]
-    backward: Callable[[], None]
+Pair = tuple[Sequences, Callable[[], None], Callable[[], None]]  # both passes over tokens that stand as these say
 
 
 class CapturedLayers:
@@ -43,7 +36,7 @@ class CapturedLayers:
         self.hidden, fit = weights.layers[0].down.shape[0], tokens_that_fit(weights, self.parameters)
         self.tokens = min(MOST_TOKENS, fit)  # of a batch, at most
         self.step = fit // 512  # of which their number should be a multiple: so a small model comes in few sizes
-        self.pairs: dict[tuple[int, int, int], Pair] = {}
+        self.pairs: dict[tuple[int, int, int], Pair] = {}  # by tokens, sequences and the longest one's length
         self.seen: set[tuple[int, int, int]] = set()
         self.x: Tensor | None = None  # [4, tokens, d]: x before and after the layers, and their gradients
         # Of each layer's fused weights, and of its parameters, parts of those: held here, or autograd would keep them.
@@ -80,12 +73,10 @@ class CapturedLayers:
     def _capture(self, n: int, sequences: Sequences) -> Pair:
         if self.x is None:
             self.x = torch.empty(4, self.tokens, self.hidden, device=self.weights.embedding.device)
-            of_layers = (vars(layer).values() for layer in self.weights.layers)
-            self.gradients = [
-                [None if w is None else torch.empty_like(w, dtype=torch.float32) for w in layer] for layer in of_layers
-            ]
-            pairs = zip(self.gradients, self.sizes, strict=True)
-            self.parts = [part for fused, sizes in pairs for part in parameter_gradients(fused, sizes)]
+            for layer, sizes in zip(self.weights.layers, self.sizes, strict=True):
+                held = [None if w is None else torch.empty_like(w, dtype=torch.float32) for w in vars(layer).values()]
+                self.gradients.append(held)
+                self.parts += parameter_gradients(held, sizes)
         weights, (before, after, d_before, d_after), kept = self.weights, self.x[:, :n], []
         there = Sequences(sequences.table.clone(), sequences.length, sequences.places.clone(), sequences.copies.clone())
         attend = partial(attention, sequences=there)
@@ -109,7 +100,7 @@ class CapturedLayers:
 
         with one_chain():  # as in `trunk`; the backward pass has no order to keep to
             first = self._captured(forward)
-        return Pair(there, first, self._captured(backward))
+        return there, first, self._captured(backward)
 
     def _captured(self, run: Callable[[], None]) -> Callable[[], None]:
         """What replays `run`; on a CPU, which has no graphs, `run` itself."""
@@ -126,24 +117,23 @@ class Replayed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, layers: CapturedLayers, pair: Pair, sequences: Sequences, *parameters) -> Tensor:
-        there = pair.sequences
-        there.table.copy_(sequences.table)
-        there.places.copy_(sequences.places)
-        there.copies.copy_(sequences.copies)
+        there, forward, backward = pair
+        for name in ("table", "places", "copies"):
+            getattr(there, name).copy_(getattr(sequences, name))
         layers.x[0, : len(x)].copy_(x)
-        pair.forward()
+        forward()
         layers.calls += 1
-        ctx.settings = layers, pair, layers.calls
+        ctx.settings = layers, backward, layers.calls
         return layers.x[1, : len(x)].clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: Tensor):
-        layers, pair, call = ctx.settings
+        layers, backward, call = ctx.settings
         if call != layers.calls:
             raise RuntimeError("A captured pass forgets what it kept when the next begins: go backward before that.")
         layers.x[3, : len(gradient)].copy_(gradient)
-        pair.backward()
+        backward()
         layers.calls += 1  # what it kept is used up
         return layers.x[2, : len(gradient)].clone(), None, None, None, *layers.parts
 

@@ -23,15 +23,11 @@ def logprobs(model, weights: FusedWeights, x: Tensor, targets: Tensor, sampling:
         return LogProbs.apply(x, targets, weights, sampling.inverse_temperature, chunk, *parameters)
 
     def of_chunk(x: Tensor, targets: Tensor) -> Tensor:
-        return restricted_logprobs(scaled_logits(model, weights, x), targets, sampling)
+        logits = ScaledLogits.apply(x, weights, model.model.norm.weight, model.lm_head.weight)
+        return restricted_logprobs(logits, targets, sampling)
 
     pieces = zip(x.split(chunk), targets.split(chunk), strict=True)
     return torch.cat([checkpoint(of_chunk, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces])
-
-
-def scaled_logits(model, weights: FusedWeights, x: Tensor) -> Tensor:
-    """Logits [n, vocabulary] float32 of x [n, d]; see `logprobs`."""
-    return ScaledLogits.apply(x, weights, model.model.norm.weight, model.lm_head.weight)
 
 
 def restricted_logprobs(logits: Tensor, targets: Tensor, sampling: Sampling) -> Tensor:

@@ -27,7 +27,7 @@ Angles = tuple[Tensor, Tensor]  # cosines and sines [N, D / 2] by which RoPE tur
 def normed(x: Tensor, weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(y [N, d], squares [N, d / 32] float32) of a norm whose 1 / rms comes after the product that follows."""
     n, d = x.shape
-    y, squares = torch.empty(n, d, dtype=dtype, device=x.device), x.new_empty(n, d // 32)
+    y, squares = x.new_empty(n, d, dtype=dtype), x.new_empty(n, d // 32)
     pass_kernels.norm_kernel[(n,)](x, weight, y, squares, d, triton.next_power_of_2(d), **EXACT)
     return y, squares
 
@@ -35,7 +35,7 @@ def normed(x: Tensor, weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tenso
 def heads(weights: FusedWeights, layer: Layer, raw: Tensor, squares: Tensor, angles: Angles) -> tuple[Tensor, ...]:
     """q [N, H, D], k and v [N, K, D] from the projection raw [N, (H + 2 K) D]."""
     h, k, d = weights.heads, weights.kv_heads, weights.head_dim
-    q, keys, values = (torch.empty(len(raw), count, d, dtype=raw.dtype, device=raw.device) for count in (h, k, k))
+    q, keys, values = (raw.new_empty(len(raw), count, d) for count in (h, k, k))
     pass_kernels.rope_kernel[(len(raw),)](
         raw, squares, layer.qkv_bias, layer.q_norm, layer.k_norm, *angles, q, keys, values,
         weights.eps, h, k, d, 32 * squares.shape[1], triton.next_power_of_2(h + 2 * k), (d // 2).bit_length() - 1,
@@ -142,11 +142,10 @@ def parameter_gradients(fused: list[Tensor | None], sizes: list[int]) -> list[Te
 
 
 def norm_backward(weights, x, weight, squares, dy, beside: Tensor | None = None) -> tuple[Tensor, ...]:
-    """(gradient of x, with what comes beside the norm added; the same rounded; the norm's y again; gradient of the
-    norm's weight)."""
+    """(gradient of x, with `beside` added; the same rounded; the norm's y again; the weight's gradient)."""
     n, d = x.shape
     dx, parts = torch.empty_like(x), x.new_empty(min(PROGRAMS, n), d)
-    rounded, y = torch.empty(2, n, d, dtype=weights.dtype, device=x.device)
+    rounded, y = x.new_empty(2, n, d, dtype=weights.dtype)
     backward_kernels.norm_backward_kernel[(len(parts),)](
         x, weight, squares, dy, beside, dx, rounded, y, parts, n, weights.eps, d, triton.next_power_of_2(d)
     )
@@ -164,12 +163,11 @@ def inner_backward(weights, raw: Tensor, squares: Tensor, dh: Tensor) -> tuple[T
 
 
 def heads_backward(weights, layer, raw, squares, dq, dk, dv, sequences, angles) -> tuple[Tensor | None, ...]:
-    """Gradients of the projection [N, (H + 2 K) D], of its bias, and of the norms of queries and keys, from what
-    `attention_backward` gives."""
+    """Gradients of the projection [N, (H + 2 K) D], its bias, and the norms of heads, from `attention_backward`'s."""
     h, k, d = weights.heads, weights.kv_heads, weights.head_dim
     n, programs = len(squares), min(PROGRAMS, len(squares))
     has_bias, has_norm = layer.qkv_bias is not None, layer.q_norm is not None
-    draw = torch.empty(n, (h + 2 * k) * d, dtype=dq.dtype, device=dq.device)
+    draw = dq.new_empty(n, (h + 2 * k) * d)
     bias = squares.new_empty(programs, (h + 2 * k) * d) if has_bias else None
     q_norm, k_norm = (squares.new_empty(programs, d) if has_norm else None for _ in range(2))
     backward_kernels.rope_backward_kernel[(programs,)](

@@ -8,6 +8,11 @@ are two roundings in each, not one in some of them."""
 import triton
 import triton.language as tl
 
+try:  # programmatic dependent launch (Hopper and later), by the names of Triton's releases
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # older ones
+    from triton.language.extra.cuda.gdc import gdc_launch_dependents, gdc_wait  # noqa: F401
+
 
 @triton.jit
 def row_sum(x, A: tl.constexpr, B: tl.constexpr, LEVELS: tl.constexpr):

@@ -4,25 +4,14 @@ several sequences, one after the other; H query and K key-value heads of size D.
 import triton
 import triton.language as tl
 
-from rlcourse.exact.operations import (
-    attend,
-    head_norm,
-    inverse_rms_of_row,
-    join,
-    rotated,
-    scaled,
-    swiglu,
-    total_mass,
-    write_norm,
-)
-from rlcourse.exact.pdl import gdc_launch_dependents, gdc_wait
+from rlcourse.exact import operations as ops
 
 
 @triton.jit
 def norm_kernel(x, weight, y, squares, d: tl.constexpr, B: tl.constexpr):
     """A row of x [N, d] float32: see `write_norm`."""
     row, o = tl.program_id(0).to(tl.int64), tl.arange(0, B)
-    write_norm(tl.load(x + row * d + o, mask=o < d, other=0.0), weight, y, squares, row, o, d, B)
+    ops.write_norm(tl.load(x + row * d + o, mask=o < d, other=0.0), weight, y, squares, row, o, d, B)
 
 
 @triton.jit
@@ -45,21 +34,21 @@ def rope_kernel(
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, d: tl.constexpr, B: tl.constexpr, LEVELS: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
-    """A token: its projection raw [N, (H + 2 K) D], scaled and rotated by its angles, cos and sin [N, D / 2], into
-    q [N, H, D], k and v [N, K, D]."""
+    """A token: its projection raw [N, (H + 2 K) D], scaled and rotated by its angles, cos and sin [N, D / 2], into q
+    [N, H, D], k and v [N, K, D]."""
     n, heads, cols = tl.program_id(0).to(tl.int64), tl.arange(0, B), tl.arange(0, D // 2)
     half: tl.constexpr = D // 2
-    scale = inverse_rms_of_row(squares, n, eps, d)
+    scale = ops.inverse_rms_of_row(squares, n, eps, d)
     v1, v2 = load_heads(raw, bias, scale, n, heads, cols, H + 2 * K, D, HAS_BIAS)
     if HAS_NORM:
-        q1, q2 = head_norm(v1, v2, q_norm, cols, B, D, LEVELS, eps)
-        k1, k2 = head_norm(v1, v2, k_norm, cols, B, D, LEVELS, eps)
+        q1, q2 = ops.head_norm(v1, v2, q_norm, cols, B, D, LEVELS, eps)
+        k1, k2 = ops.head_norm(v1, v2, k_norm, cols, B, D, LEVELS, eps)
         is_query, is_key = (heads < H)[:, None], (heads < H + K)[:, None]
         v1 = tl.where(is_query, q1, tl.where(is_key, k1, v1))
         v2 = tl.where(is_query, q2, tl.where(is_key, k2, v2))
     c = tl.load(cos + n * half + cols)[None, :]
     s = tl.load(sin + n * half + cols)[None, :]
-    r1, r2 = rotated(v1, v2, c, s)
+    r1, r2 = ops.rotated(v1, v2, c, s)
     turns = (heads < H + K)[:, None]
     r1, r2 = tl.where(turns, r1, v1), tl.where(turns, r2, v2)
     store_heads(q + n * (H * D), r1, r2, heads, cols, H, D)
@@ -117,16 +106,16 @@ def attention_kernel(
         token = place_of(first + at, shared, source, own)
         keys = tl.load(k + token[None, :] * (K * D) + ds[:, None])
         values = tl.load(v + token[:, None] * (K * D) + ds[None, :])
-        tile_m, tile_l, tile_acc = attend(query, keys, values, True, scale, False)
-        m, l, acc = join(m, l, acc, tile_m, tile_l, tile_acc, scale)
+        tile_m, tile_l, tile_acc = ops.attend(query, keys, values, True, scale, False)
+        m, l, acc = ops.join(m, l, acc, tile_m, tile_l, tile_acc, scale)
     for first in range(whole, tl.minimum(block * BM + BM, L), KEYS):
         here = first + at
         token = place_of(here, shared, source, own)
         keys = tl.load(k + token[None, :] * (K * D) + ds[:, None], mask=(here < L)[None, :], other=0.0)
         values = tl.load(v + token[:, None] * (K * D) + ds[None, :], mask=(here < L)[:, None], other=0.0)
         seen = here[None, :] <= rows[:, None]
-        tile_m, tile_l, tile_acc = attend(query, keys, values, seen, scale, True)
-        m, l, acc = join(m, l, acc, tile_m, tile_l, tile_acc, scale)
+        tile_m, tile_l, tile_acc = ops.attend(query, keys, values, seen, scale, True)
+        m, l, acc = ops.join(m, l, acc, tile_m, tile_l, tile_acc, scale)
     tl.store(out + places, (acc / l[:, None]).to(out.dtype.element_ty), mask=mine)
     lse += (sequence * H + head) * longest
     tl.store(lse + rows[:, None], (m * (scale * 0.6931471805599453) + tl.log(l))[:, None], mask=mine)
@@ -136,17 +125,17 @@ def attention_kernel(
 def swiglu_kernel(raw, squares, h, eps, inner: tl.constexpr, d: tl.constexpr, B: tl.constexpr):
     """silu(gate) * up of a token and a tile of columns: raw [N, 2 inner] → h [N, inner]."""
     n, o = tl.program_id(0).to(tl.int64), tl.program_id(1) * B + tl.arange(0, B)
-    scale = inverse_rms_of_row(squares, n, eps, d)
-    gate = scaled(tl.load(raw + n * (2 * inner) + o, mask=o < inner, other=0.0), scale, raw.dtype.element_ty)
-    up = scaled(tl.load(raw + n * (2 * inner) + inner + o, mask=o < inner, other=0.0), scale, raw.dtype.element_ty)
-    tl.store(h + n * inner + o, swiglu(gate, up).to(h.dtype.element_ty), mask=o < inner)
+    scale = ops.inverse_rms_of_row(squares, n, eps, d)
+    gate = ops.scaled(tl.load(raw + n * (2 * inner) + o, mask=o < inner, other=0.0), scale, raw.dtype.element_ty)
+    up = ops.scaled(tl.load(raw + n * (2 * inner) + inner + o, mask=o < inner, other=0.0), scale, raw.dtype.element_ty)
+    tl.store(h + n * inner + o, ops.swiglu(gate, up).to(h.dtype.element_ty), mask=o < inner)
 
 
 @triton.jit
 def scale_kernel(squares, scale, eps, d: tl.constexpr):
     """1 / rms of a row."""
     row = tl.program_id(0)
-    tl.store(scale + row, inverse_rms_of_row(squares, row, eps, d))
+    tl.store(scale + row, ops.inverse_rms_of_row(squares, row, eps, d))
 
 
 @triton.jit
@@ -154,15 +143,15 @@ def mass_kernel(
     logits, squares, tile_max, tile_sum, V, inverse_temperature, eps,
     d: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Of a tile of a row's logits the largest, and the sum of exp(logit - largest). A program is one warp: so there are
-    no barriers, and all who launch it add in one order."""
+    """Of a tile of a row's logits the largest, and the sum of exp(logit - largest). A program is one warp: so all who
+    launch it add in one order."""
     tile, slot = tl.program_id(0), tl.program_id(1)
     if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+        ops.gdc_launch_dependents()
+        ops.gdc_wait()
     cols = tile * BN + tl.arange(0, BN)
     values = tl.load(logits + slot.to(tl.int64) * V + cols, mask=cols < V, other=float("-inf")).to(tl.float32)
-    values = values * (inverse_rms_of_row(squares, slot, eps, d) * inverse_temperature)
+    values = values * (ops.inverse_rms_of_row(squares, slot, eps, d) * inverse_temperature)
     largest = tl.max(values, 0)
     tl.store(tile_max + slot * TILES + tile, largest)
     tl.store(tile_sum + slot * TILES + tile, tl.sum(tl.exp(values - largest), 0))
@@ -184,8 +173,8 @@ def logprob_kernel(
 ):  # fmt: skip
     """The log-prob of a row's target, and the logarithm of the mass that its logits, scaled, have together."""
     row = tl.program_id(0)
-    _, _, highest, total = total_mass(tile_max, tile_sum, row, TILES, B)
-    scale = inverse_rms_of_row(squares, row, eps, d) * inverse_temperature
+    _, _, highest, total = ops.total_mass(tile_max, tile_sum, row, TILES, B)
+    scale = ops.inverse_rms_of_row(squares, row, eps, d) * inverse_temperature
     value = tl.load(logits + row.to(tl.int64) * V + tl.load(targets + row)).to(tl.float32) * scale
     tl.store(logprobs + row, value - highest - tl.log(total))
     tl.store(log_mass + row, highest + tl.log(total))

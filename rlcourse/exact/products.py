@@ -47,23 +47,21 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def add_product(x: Tensor, a: Tensor, weight: Tensor) -> Tensor:
-    """x [n, d] float32 plus a [n, k] times weight [d, k] transposed."""
-    return add_float32(x, a, weight.T)
+    """x [n, d] float32 plus a [n, k] times weight [d, k] transposed, in float32."""
+    if not a.is_cuda or a.dtype == torch.float32:
+        return x + a.float() @ weight.T.float()
+    return torch.addmm(x, a, weight.T, out_dtype=torch.float32)
 
 
 def add_shares(x: Tensor, a: Tensor, weight: Tensor) -> Tensor:
     """As `add_product`, of a product so deep that a decode step shares it: x + ((s0 + s1) + (s2 + s3))."""
-    size = share_of(a.shape[1])
-    first, *others = zip(a.split(size, 1), weight.T.split(size, 0), strict=True)
-    total = product_float32(*first)
-    if others:
-        add_to(total, *others[0])
-    if len(others) > 1:
-        second = product_float32(*others[1])
-        if len(others) > 2:
-            add_to(second, *others[2])
-        return add_up(x, total, second)
-    return total.add_(x)
+    size, pairs = share_of(a.shape[1]), []
+    for number, share in enumerate(zip(a.split(size, 1), weight.T.split(size, 0), strict=True)):
+        if number % 2:
+            add_to(pairs[-1], *share)
+        else:
+            pairs.append(product_float32(*share))
+    return add_up(x, *pairs) if len(pairs) == 2 else pairs[0].add_(x)
 
 
 def add_up(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -75,13 +73,6 @@ def add_up(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
     count, block = x.numel(), 1024
     pass_kernels.add_up_kernel[(-(-count // block),)](x, first, second, count, block, **EXACT)
     return first
-
-
-def add_float32(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """total + a @ b in float32."""
-    if not a.is_cuda or a.dtype == torch.float32:
-        return total + a.float() @ b.float()
-    return torch.addmm(total, a, b, out_dtype=torch.float32)
 
 
 def add_to(total: Tensor, a: Tensor, b: Tensor) -> None:

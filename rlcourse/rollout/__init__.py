@@ -16,6 +16,11 @@ from rlcourse.settings import model_and_address
 
 __all__ = ["Rollout", "RolloutEngine", "make_engine"]
 
+Prompts = list[list[int]]  # token ids
+MAX_SLOTS = 256  # completions decoded at once on a GPU, where each has blocks for its full length; more wait their turn
+PREFILL_TOKENS = 16384  # prompts are prefilled so many tokens at a time; decoding waits for them
+STEPS_BETWEEN_LOOKS = 16  # decode steps between two looks of the host at a GPU, who has ended; each stops the host
+
 
 class RolloutEngine(Protocol):
     """What the trainer needs of an engine. Randomness comes from torch's global generators (`torch.manual_seed`).
@@ -23,9 +28,7 @@ class RolloutEngine(Protocol):
 
     exact: bool
 
-    def generate(
-        self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
-    ) -> Rollout:
+    def generate(self, prompts: Prompts, num_generations: int, max_new_tokens: int, sampling: Sampling) -> Rollout:
         """Sample `num_generations` completions of each prompt (token ids) with the model's weights as they are now."""
         ...
 
@@ -75,16 +78,13 @@ def make_engine(
 
 
 def _fast(policy: Policy, dtype: torch.dtype, compile: bool, cache_gb: float) -> RolloutEngine:
-    """By kernels where they apply, else in PyTorch."""
     if has_kernels(fused_weights(policy.model, dtype)):
         from rlcourse.rollout.gpu_engine import GPUEngine  # only where there is Triton
 
         return GPUEngine(policy, dtype, cache_gb)
     if cache_gb:
-        raise ValueError(
-            "A paged cache needs an NVIDIA GPU since Ampere, 16-bit numbers and a model whose sizes our kernels "
-            "can do: leave --cache-gb out."
-        )
+        needs = "an NVIDIA GPU since Ampere, 16-bit numbers and a model whose sizes our kernels can do"
+        raise ValueError(f"A paged cache needs {needs}: leave --cache-gb out.")
     from rlcourse.rollout.torch_engine import TorchEngine
 
     return TorchEngine(policy, dtype, compile)

@@ -31,65 +31,41 @@ class CuteTile(NamedTuple):
     rows_first: bool = False
 
 
-# By rows up to 16, up to 96, and more, measured in whole steps on an H200. Where a product is not there, the kernel in
-# Triton was faster. With more stages weights are asked for earlier; with fewer, two blocks share a processor.
-NARROW = (  # Qwen2.5-0.5B
-    {"head": CuteTile(64, 16, 6)},
-    {
-        "qkv": CuteTile(64, 32, 12),
-        "out": CuteTile(64, 32, 14),
-        "gate_up": CuteTile(128, 64, 9),
-        "down": CuteTile(64, 64, 14),
-        "head": CuteTile(128, 64, 6),
-    },
-    {
-        "qkv": CuteTile(64, 64, 7),
-        "out": CuteTile(64, 48, 13),
-        "gate_up": CuteTile(80, 128, 4, True),
-        "down": CuteTile(64, 128, 9),
-    },
-)
-NORMED = (  # Qwen3-0.6B, whose queries and keys have a norm
-    {
-        "qkv": CuteTile(128, 16, 8),
-        "out": CuteTile(64, 16, 22),
-        "gate_up": CuteTile(128, 16, 12),
-        "down": CuteTile(128, 16, 12),
-    },
-    {
-        "qkv": CuteTile(128, 32, 11),
-        "out": CuteTile(64, 32, 12),
-        "gate_up": CuteTile(64, 32, 6),
-        "down": CuteTile(64, 64, 9),
-    },
-    {"out": CuteTile(64, 64, 9), "gate_up": CuteTile(192, 64, 7), "down": CuteTile(128, 128, 7)},
-)
-WIDE = (  # Qwen2.5-1.5B
-    {"qkv": CuteTile(64, 16, 22), "gate_up": CuteTile(128, 16, 6), "down": CuteTile(64, 16, 22)},
-    {
-        "qkv": CuteTile(64, 64, 9),
-        "out": CuteTile(64, 32, 18),
-        "gate_up": CuteTile(192, 64, 7),
-        "down": CuteTile(64, 64, 14),
-    },
-    {"qkv": CuteTile(64, 64, 9), "out": CuteTile(64, 64, 9), "down": CuteTile(128, 128, 7)},
-)
-WIDEST = (  # Llama-3.2-1B
-    {
-        "qkv": CuteTile(64, 16, 15),
-        "out": CuteTile(64, 16, 15),
-        "gate_up": CuteTile(128, 16, 12),
-        "down": CuteTile(128, 16, 12),
-    },
-    {"out": CuteTile(64, 32, 12), "down": CuteTile(128, 64, 6)},
-    {},
-)
+# Columns, rows and stages of each product's tile for up to 16 rows, up to 96, and more, measured in whole steps on an
+# H200; None: there the kernel in Triton was faster. With more stages weights are asked for earlier; with fewer, two
+# blocks share a processor.
+NARROW = {  # Qwen2.5-0.5B
+    "qkv": (None, (64, 32, 12), (64, 64, 7)),
+    "out": (None, (64, 32, 14), (64, 48, 13)),
+    "gate_up": (None, (128, 64, 9), (80, 128, 4, True)),
+    "down": (None, (64, 64, 14), (64, 128, 9)),
+    "head": ((64, 16, 6), (128, 64, 6), None),
+}
+NORMED = {  # Qwen3-0.6B, whose queries and keys have a norm
+    "qkv": ((128, 16, 8), (128, 32, 11), None),
+    "out": ((64, 16, 22), (64, 32, 12), (64, 64, 9)),
+    "gate_up": ((128, 16, 12), (64, 32, 6), (192, 64, 7)),
+    "down": ((128, 16, 12), (64, 64, 9), (128, 128, 7)),
+}
+WIDE = {  # Qwen2.5-1.5B
+    "qkv": ((64, 16, 22), (64, 64, 9), (64, 64, 9)),
+    "out": (None, (64, 32, 18), (64, 64, 9)),
+    "gate_up": ((128, 16, 6), (192, 64, 7), None),
+    "down": ((64, 16, 22), (64, 64, 14), (128, 128, 7)),
+}
+WIDEST = {  # Llama-3.2-1B
+    "qkv": ((64, 16, 15), None, None),
+    "out": ((64, 16, 15), (64, 32, 12), None),
+    "gate_up": ((128, 16, 12), None, None),
+    "down": ((128, 16, 12), (128, 64, 6), None),
+}
 
 
 def cute_tiles(rows: int, hidden: int, normed: bool) -> dict[str, CuteTile]:
     """The tiles for so many rows of a model with `hidden` features, by product. normed: queries and keys are."""
     table = NORMED if normed else NARROW if hidden < 1024 else WIDE if hidden < 2048 else WIDEST
-    return table[0 if rows <= 16 else 1 if rows <= 96 else 2]
+    number = 0 if rows <= 16 else 1 if rows <= 96 else 2
+    return {name: CuteTile(*tiles[number]) for name, tiles in table.items() if tiles[number]}
 
 
 class CuteProducts:
@@ -132,33 +108,21 @@ def run(
     added_to: Tensor | None = None,
 ) -> None:
     """What `kernel` computes from its arguments; or by `other`, which does the same, where the kernel was found to
-    differ, or not to run. look: gives what either wrote, to compare it when the kernel is met first; added_to: what is
-    both read and written."""
-    if _agree.get(kernel) is False:
-        other()
-    elif kernel in _agree:
-        launch(kernel, *arguments)
-    elif torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        other()  # a graph compares nothing
-    else:
-        before = None if added_to is None else added_to.clone()
-        ours = _tried(kernel, arguments, look)
-        if before is not None:
-            added_to.copy_(before)
-        other()
-        _agree[kernel] = ours is not None and all(same_bits(a, b) for a, b in zip(ours, look(), strict=True))
-        if ours is not None and not _agree[kernel]:
-            warnings.warn(f"{kernel} rounds otherwise than the training pass: the slower kernel is used.", stacklevel=2)
-
-
-def _tried(kernel, arguments: tuple, look: Callable[[], list[Tensor]]) -> list[Tensor] | None:
-    """What the kernel wrote; None, and a warning, if it does not compile here, as with another CuTe DSL."""
+    differ, or not to run. look: gives what either wrote; added_to: what is both read and written."""
+    if kernel in _agree or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        return launch(kernel, *arguments) if _agree.get(kernel) else other()  # a graph compares nothing
+    before, ours = None if added_to is None else added_to.clone(), None
     try:
         launch(kernel, *arguments)
-    except Exception as error:
-        warnings.warn(f"{kernel} does not run here, and a slower kernel is used: {error}", stacklevel=3)
-        return None
-    return [tensor.clone() for tensor in look()]
+        ours = [tensor.clone() for tensor in look()]
+    except Exception as error:  # as with another CuTe DSL
+        warnings.warn(f"{kernel} does not run here, and a slower kernel is used: {error}", stacklevel=2)
+    if before is not None:
+        added_to.copy_(before)
+    other()
+    _agree[kernel] = ours is not None and all(same_bits(a, b) for a, b in zip(ours, look(), strict=True))
+    if ours is not None and not _agree[kernel]:
+        warnings.warn(f"{kernel} rounds otherwise than the training pass: the slower kernel is used.", stacklevel=2)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -28,8 +28,7 @@ class Decoder:
         self.embedding, self.norm, self.head = self.weights.embedding, self.weights.norm, self.weights.head
         self.sync()
         self.decode_layer = self._decode_layer
-        if compile:
-            # One program for all numbers of rows and tokens; only the weights' sizes are built in.
+        if compile:  # one program for all numbers of rows and tokens; only the weights' sizes are built in
             for weight in (weight for layer in self.layers for weight in vars(layer).values() if weight is not None):
                 torch._dynamo.mark_static(weight)
             self.decode_layer = torch.compile(self._decode_layer, dynamic=True)
@@ -73,17 +72,15 @@ class Decoder:
         return self.logits(x[:, 0])
 
     def _decode_layer(self, x, layer: Layer, keys, values, rope, positions, places, bias, room: int) -> Tensor:
-        """One layer of `decode`. keys, values [R * K * room, D] come apart and flat, so that one indexed copy writes
-        the new ones, and in place where it is compiled."""
+        """One layer of `decode`. keys, values [R * K * room, D] are flat: one indexed copy writes the new ones in
+        place."""
         q, k, v = self._heads(x, layer, rope)
         keys.index_copy_(0, places, k.reshape(-1, self.head_dim))
         values.index_copy_(0, places, v.reshape(-1, self.head_dim))
         keys, values = (part.view(len(x), self.kv_heads, room, self.head_dim) for part in (keys, values))
-        if self.attention is None:
-            mixed = self._attend(q, keys, values, bias)
-        else:
-            mixed = self.attention(q[:, :, 0], keys, values, positions)[:, :, None]
-        return self._add(x, mixed, layer)
+        if self.attention is not None:
+            return self._add(x, self.attention(q[:, :, 0], keys, values, positions)[:, :, None], layer)
+        return self._add(x, self._attend(q, keys, values, bias), layer)
 
     def _attend(self, q, keys, values, bias) -> Tensor:
         """[R, H, 1, D] of one query token a row, the query heads of a key-value head in one product."""

@@ -14,15 +14,15 @@ from rlcourse.batch import Rollout, make_rollout
 from rlcourse.cuda_graphs import CudaGraphs
 from rlcourse.exact.weights import fused_weights, is_exact
 from rlcourse.policy import Policy, check_positions
+from rlcourse.rollout import MAX_SLOTS, PREFILL_TOKENS, STEPS_BETWEEN_LOOKS, Prompts
 from rlcourse.rollout.blocks import BLOCK_TOKENS, BlockManager, blocks_in
 from rlcourse.rollout.prefill import passes, prefill_pieces
-from rlcourse.rollout.scheduler import MAX_SLOTS, PREFILL_TOKENS, Piece, Plan, Scheduler
+from rlcourse.rollout.scheduler import Piece, Plan, Scheduler
 from rlcourse.rollout.slots import Room, Slots
 from rlcourse.rollout.triton_step import TritonStep
 from rlcourse.sampling import Sampling
 
 MOST_SLOTS = 1024  # completions decoded at once, if their blocks fit a budget
-STEPS_BETWEEN_LOOKS = 16  # decode steps between two reads of lengths; each read stops the host
 STEPS_A_GRAPH = 5  # decode steps of one CUDA graph: between two graphs the GPU waits
 COPIED_AT_ONCE = 64  # blocks: what is copied stands in memory twice
 MOST_PIECES = 256  # of a pass of prefill
@@ -39,12 +39,7 @@ class GPUEngine:
     are those of the training pass (`rlcourse.exact`), to the last bit, as they are on Hopper."""
 
     def __init__(
-        self,
-        policy: Policy,
-        dtype: torch.dtype,
-        cache_gb: float = 0.0,
-        max_slots: int | None = None,
-        cute: bool = True,
+        self, policy: Policy, dtype: torch.dtype, cache_gb: float = 0.0, max_slots: int | None = None, cute: bool = True
     ):
         self.policy, self.device, self.cute = policy, policy.device, cute
         self.on_gpu = policy.device.type == "cuda"
@@ -67,30 +62,31 @@ class GPUEngine:
         self.graphs = CudaGraphs()
 
     @torch.no_grad()
-    def generate(
-        self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
-    ) -> Rollout:
-        """See `RolloutEngine`. Raises ValueError when a completion of full length does not fit the model's positions or
-        the cache."""
+    def generate(self, prompts: Prompts, num_generations: int, max_new_tokens: int, sampling: Sampling) -> Rollout:
+        """See `RolloutEngine`. Raises ValueError for what does not fit the model's positions or the cache."""
         check_positions(self.policy.model, max(map(len, prompts)) + max_new_tokens)
         self._make_room(prompts, num_generations, max_new_tokens)
-        scheduler = self._scheduler(prompts, num_generations, max_new_tokens)
-        self.slots.begin(prompts, num_generations, max_new_tokens)
-        self.step.new_seed()
-        while plan := scheduler.next_plan():
-            self._prepare(plan, num_generations, sampling)
-            scheduler.report(*self._run(plan, scheduler.num_completions, sampling))
-        self.blocks = scheduler.blocks
+        self.weights.follow_any_change(self.policy.model)
+        blocks, self.blocks = self.blocks or BlockManager(self.cache.shape[2]), None  # broken off, blocks stay held
+        blocks.use_weights(self.weights.syncs)
+        sizes = self.max_slots, STEPS_BETWEEN_LOOKS, self.overlap, PREFILL_TOKENS
+        scheduler = Scheduler(blocks, prompts, num_generations, max_new_tokens, *sizes)
         slots, completions = self.slots, scheduler.num_completions
+        slots.begin(prompts, num_generations, max_new_tokens)
+        self.step.new_seed()
+        while plan := scheduler.schedule():
+            self._prepare(plan, num_generations, sampling)
+            scheduler.report(*self._run(plan, completions, sampling))
+        self.blocks = blocks
         lengths = slots.lengths[:completions].clone()
         return make_rollout(self.policy, prompts, slots.tokens[:completions], lengths, slots.logprobs[:completions])
 
-    def _make_room(self, prompts: list[list[int]], num_generations: int, max_new_tokens: int) -> None:
+    def _make_room(self, prompts: Prompts, num_generations: int, max_new_tokens: int) -> None:
         """Cache and slots for a rollout: those that are there if they are enough, else larger ones, and no graphs."""
         longest, completions = max(map(len, prompts)), len(prompts) * num_generations
-        tokens, prompt_tokens = _whole_blocks(longest + max_new_tokens), _whole_blocks(longest)
-        slots = min(self.max_slots, completions)
-        room = Room(slots, tokens, len(prompts), prompt_tokens, completions, max_new_tokens)
+        # In whole blocks, so that a longer prompt seldom needs more room.
+        tokens, prompt_tokens = (-(-n // BLOCK_TOKENS) * BLOCK_TOKENS for n in (longest + max_new_tokens, longest))
+        room = Room(min(self.max_slots, completions), tokens, len(prompts), prompt_tokens, completions, max_new_tokens)
         room = room if self.room is None else room.joined(self.room)
         if room == self.room:
             return
@@ -107,19 +103,10 @@ class GPUEngine:
         self.step = TritonStep(weights, self.slots, self.cache, self.eos, self.cute)
         self.of_a_pass = torch.zeros(MOST_PIECES, 4, dtype=torch.long, device=self.device)  # of a pass of prefill
 
-    def _scheduler(self, prompts: list[list[int]], num_generations: int, max_new_tokens: int) -> Scheduler:
-        """That of a rollout with the model's weights as they are now."""
-        self.weights.follow_any_change(self.policy.model)
-        blocks = self.blocks or BlockManager(self.cache.shape[2])
-        self.blocks = None  # of a rollout that breaks off blocks stay held
-        blocks.use_weights(self.weights.syncs)
-        sizes = self.max_slots, STEPS_BETWEEN_LOOKS, self.overlap, PREFILL_TOKENS
-        return Scheduler(blocks, prompts, num_generations, max_new_tokens, *sizes)
-
     def _prepare(self, plan: Plan, num_generations: int, sampling: Sampling) -> None:
         """What a plan wants before its steps."""
         slots = self.slots
-        slots.allow(plan.limit)
+        slots.admit(plan.admitted)
         if plan.rows:
             rows = torch.tensor(list(plan.rows.values()), dtype=torch.int32, device=self.device)
             slots.block_table[torch.tensor(list(plan.rows), device=self.device), : rows.shape[1]] = rows
@@ -153,7 +140,7 @@ class GPUEngine:
             completions = torch.cat([pieces[i].completion + group for i in first]).to(self.device)
             self.step.sample_first(x, completions, sampling)
 
-    def _run(self, plan: Plan, completions: int, sampling: Sampling) -> tuple[list[int], list[bool]]:
+    def _run(self, plan: Plan, completions: int, sampling: Sampling) -> list[list[int]]:
         """Run the plan's steps. Returns all lengths, and who has ended, as of before its last `overlap` steps."""
         overlap = min(self.overlap, plan.steps)
         self._steps(plan.steps - overlap, plan.size, sampling)
@@ -165,24 +152,15 @@ class GPUEngine:
         self._steps(overlap, plan.size, sampling)
         if copied is not None:
             copied.synchronize()
-        lengths, ended = snapshot.tolist()
-        return lengths, list(map(bool, ended))
+        return snapshot.tolist()
 
     def _steps(self, number: int, size: int, sampling: Sampling) -> None:
-        """So many decode steps of the first `size` slots."""
-
         def run(count: int) -> None:
             for _ in range(count):
                 self.step(size, sampling)
 
         if not self.on_gpu:
-            run(number)
-            return
+            return run(number)
         together, alone = divmod(number, STEPS_A_GRAPH)
         for count in [STEPS_A_GRAPH] * together + [1] * alone:
             self.graphs.run(("step", size, sampling, count), partial(run, count))
-
-
-def _whole_blocks(tokens: int) -> int:
-    """The next multiple of a block, so that a longer prompt seldom needs more room."""
-    return -(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS

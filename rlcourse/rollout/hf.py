@@ -3,25 +3,18 @@ of ours makes the sampling distribution, so that sampling and training share one
 
 import torch
 from torch import Tensor
-from transformers import (
-    AttentionInterface,
-    CompileConfig,
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    StaticCache,
-)
+from transformers import AttentionInterface, GenerationConfig, LogitsProcessor, StaticCache
 
 from rlcourse.batch import Rollout, completion_lengths, make_rollout
 from rlcourse.dist import is_sharded
 from rlcourse.lora import base_parameters, copy_merged
 from rlcourse.policy import Policy, check_positions, low_precision_copy
+from rlcourse.rollout import Prompts
 from rlcourse.sampling import Sampling, sampling_logits
 
 
-def left_pad(prompts: list[list[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token ids [prompts, P] int64 with padding on the left, as `generate` wants them, and the mask [prompts, P] int64,
-    0 on padding."""
+def left_pad(prompts: Prompts, pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids [prompts, P] int64, padded on the left, and the mask [prompts, P] int64, 0 on padding."""
     width = max(map(len, prompts))
     ids = torch.tensor([[pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=device)
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
@@ -61,7 +54,7 @@ class HFEngine:
         policy: Policy,
         dtype: torch.dtype = torch.float32,
         cache: str = "dynamic",
-        compile: bool | CompileConfig = True,
+        compile: bool = True,
         attention: str = "sdpa",
         longest: int | None = None,
     ):
@@ -77,9 +70,7 @@ class HFEngine:
             self.model.set_attn_implementation(attention)
 
     @torch.no_grad()
-    def generate(
-        self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
-    ) -> Rollout:
+    def generate(self, prompts: Prompts, num_generations: int, max_new_tokens: int, sampling: Sampling) -> Rollout:
         """See `RolloutEngine`. Raises ValueError when prompt and completion do not fit the model's positions."""
         check_positions(self.policy.model, max(map(len, prompts)) + max_new_tokens)
         self._sync()
@@ -87,26 +78,15 @@ class HFEngine:
         ids, mask = ids.repeat_interleave(num_generations, dim=0), mask.repeat_interleave(num_generations, dim=0)
         keep, static = KeepLogprobs(sampling), self.cache == "static"
         settings = GenerationConfig(
-            max_new_tokens=max_new_tokens,
-            do_sample=not sampling.greedy,
-            temperature=1.0,  # ours is applied in KeepLogprobs; top-k is 50 by default
-            top_k=0,
-            top_p=1.0,
-            eos_token_id=self.policy.eos_ids,
-            pad_token_id=self.policy.pad_id,
-            use_cache=self.cache != "none",
-            disable_compile=not self.compile,
-            compile_config=self.compile if isinstance(self.compile, CompileConfig) else None,
-        )
+            max_new_tokens=max_new_tokens, do_sample=not sampling.greedy, eos_token_id=self.policy.eos_ids,
+            pad_token_id=self.policy.pad_id, use_cache=self.cache != "none", disable_compile=not self.compile,
+            temperature=1.0, top_k=0, top_p=1.0,  # ours are applied in KeepLogprobs; top-k is 50 by default
+        )  # fmt: skip
+        cache = self._static_cache(len(ids), ids.shape[1] + max_new_tokens) if static else None
+        inputs = {"input_ids": ids, "attention_mask": mask, "past_key_values": cache}
         training = self.model.training
         self.model.eval()
-        output = self.model.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            generation_config=settings,
-            logits_processor=LogitsProcessorList([keep]),
-            past_key_values=self._static_cache(len(ids), ids.shape[1] + max_new_tokens) if static else None,
-        )
+        output = self.model.generate(**inputs, generation_config=settings, logits_processor=[keep])
         self.model.train(training)
         keep.finish(output)
         completion_ids = output[:, ids.shape[1] :]

@@ -31,15 +31,18 @@ def passes(pieces: list[Piece], most_tokens: int, most_pieces: int) -> list[list
 
 def prefill_pieces(weights: FusedWeights, slots: Slots, cache: Tensor, pieces: Tensor, length: int) -> Tensor:
     """x [pieces, d] after the last token of each piece; keys and values of all their tokens go into the completions'
-    blocks of the cache [layers, 2, num_blocks, K, BLOCK_TOKENS, D].
-
-    pieces [pieces, 4] int64: completion, prompt, first token, end; length: at least that of the longest. A piece may
-    see what another one writes: each layer writes everything before it reads.
-    """
+    blocks of the cache [layers, 2, num_blocks, K, BLOCK_TOKENS, D]. pieces [pieces, 4] int64: completion, prompt, first
+    token, end; length: at least that of the longest. A piece may see what another one writes: each layer writes
+    everything before it reads."""
     completion, prompt, begin, end = pieces.unbind(1)
     at = begin[:, None] + torch.arange(length, device=pieces.device)  # [pieces, length], padding included
+    of_prompt = slots.prompt_ids[prompt[:, None], at.clamp(max=slots.prompt_ids.shape[1] - 1)]
+    number = at - slots.prompt_lengths[prompt][:, None]  # of a sampled token
+    sampled = slots.tokens[completion[:, None], number.clamp(0, slots.tokens.shape[1] - 1)]
+    ids = torch.where(number < 0, of_prompt, sampled)
     block_tokens = cache.shape[4]
-    ids, blocks = _tokens(slots, completion, prompt, at), _blocks(slots, completion, at, end, block_tokens)
+    blocks = slots.block_table[completion[:, None], (at // block_tokens).clamp(max=slots.block_table.shape[1] - 1)]
+    blocks = torch.where(at < end[:, None], blocks, NULL_BLOCK).flatten()
     places = at.flatten() % block_tokens
     angles = angles_at(weights, at.flatten().clamp(max=len(weights.cos) - 1))
     with one_chain():
@@ -64,18 +67,3 @@ def attention(q: Tensor, cache: Tensor, table: Tensor, pieces: Tensor, length: i
         num_warps=4 if size <= 64 else 8, num_stages=2, **EXACT,
     )  # fmt: skip
     return out
-
-
-def _tokens(slots: Slots, completion: Tensor, prompt: Tensor, at: Tensor) -> Tensor:
-    """Token ids at these positions [pieces, length] of prompt and completion. Beyond their end any ids."""
-    of_prompt = slots.prompt_ids[prompt[:, None], at.clamp(max=slots.prompt_ids.shape[1] - 1)]
-    number = at - slots.prompt_lengths[prompt][:, None]
-    sampled = slots.tokens[completion[:, None], number.clamp(0, slots.tokens.shape[1] - 1)]
-    return torch.where(number < 0, of_prompt, sampled)
-
-
-def _blocks(slots: Slots, completion: Tensor, at: Tensor, end: Tensor, block_tokens: int) -> Tensor:
-    """The blocks [pieces * length] of these positions; the null block, from `end` on."""
-    number = (at // block_tokens).clamp(max=slots.block_table.shape[1] - 1)
-    blocks = slots.block_table[completion[:, None], number]
-    return torch.where(at < end[:, None], blocks, NULL_BLOCK).flatten()

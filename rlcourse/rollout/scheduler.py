@@ -1,6 +1,6 @@
 """Continuous batching over a paged cache as bookkeeping: who is decoded when, in which blocks. No tensors here.
 Completions are admitted in their order (those of a prompt follow each other), so one number says who may run: those
-below `limit` have blocks and run, wait for a slot, or have ended. The device gives them free slots by itself, and
+below `admitted` have blocks and run, wait for a slot, or have ended. The device gives them free slots by itself, and
 the host need not know slots. A prompt is prefilled as its first completion; the others share its full blocks and have a
 copy of the one that is partly filled. When blocks run out fewer are admitted: the youngest returns its blocks, keeps
 its tokens, and is prefilled again later. The oldest is never sent back, so every rollout ends."""
@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from rlcourse.cuda_graphs import halve
+from rlcourse.rollout import PREFILL_TOKENS, Prompts
 from rlcourse.rollout.blocks import NULL_BLOCK, BlockManager
-
-MAX_SLOTS = 256  # completions decoded at once on a GPU, where each has blocks for its full length; more wait their turn
-PREFILL_TOKENS = 16384  # prompts are prefilled so many tokens at a time; decoding waits for them
 
 
 @dataclass(frozen=True)
@@ -28,13 +26,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the device does before the host looks again, in this order. limit: completions from here on leave their
+    """What the device does before the host looks again, in this order. admitted: completions from here on leave their
     slots, and none of them gets one. rows: new rows of the block table, by completion. pieces: what is prefilled; then
     copies: (source, target), blocks that are copied in all layers. compact: slots that are not done move to the front,
     in their order. steps: so many decode steps of the first `size` slots. Before the first and after each, slots that
     are done take the next completions that are admitted, both in their order."""
 
-    limit: int
+    admitted: int
     rows: dict[int, list[int]]
     pieces: list[Piece]
     copies: list[tuple[int, int]]
@@ -46,7 +44,7 @@ class Plan:
 class Scheduler:
     """Plans the decoding of `num_generations` completions of each prompt in `num_slots` slots and the manager's blocks.
 
-        while plan := scheduler.next_plan():
+        while plan := scheduler.schedule():
             ...
             scheduler.report(lengths, ended)
 
@@ -58,7 +56,7 @@ class Scheduler:
     def __init__(
         self,
         blocks: BlockManager,
-        prompts: list[list[int]],
+        prompts: Prompts,
         num_generations: int,
         max_new_tokens: int,
         num_slots: int,
@@ -69,10 +67,9 @@ class Scheduler:
         longest = max(map(len, prompts))
         needed = blocks.blocks_for(longest + max_new_tokens - 1)
         if needed > blocks.usable:
-            raise ValueError(
-                f"A prompt of {longest} tokens with {max_new_tokens} new ones needs {needed} blocks of "
-                f"{blocks.block_tokens} tokens, and the cache has {blocks.usable}: give it a larger budget."
-            )
+            which = f"A prompt of {longest} tokens with {max_new_tokens} new ones needs {needed} blocks of "
+            there = f"{blocks.block_tokens} tokens, and the cache has {blocks.usable}: give it a larger budget."
+            raise ValueError(which + there)
         self.blocks, self.prompts, self.num_generations = blocks, prompts, num_generations
         self.max_new_tokens, self.prefill_tokens = max_new_tokens, prefill_tokens
         self.steps_between_looks, self.overlap = steps_between_looks, overlap
@@ -85,40 +82,32 @@ class Scheduler:
         self.table_width = blocks.blocks_for(longest + max_new_tokens)
         self.lengths, self.ended = [0] * self.num_completions, [False] * self.num_completions
         self.starts_with = [1] * self.num_completions  # tokens that it has when it starts, or starts again
-        self.limit = 0
-        self.tables: dict[int, list[int]] = {}  # of those below the limit that have not ended, the youngest last
-        self.prefilling: list[int] | None = None  # table of completion `limit` while it is prefilled,
+        self.admitted = 0
+        self.tables: dict[int, list[int]] = {}  # of admitted ones that have not ended, the youngest last
+        self.prefilling: list[int] | None = None  # table of completion `admitted` while it is prefilled,
         self.prefilled = 0  # and so many of its tokens are
-        self.prompt_blocks: list[int] | None = None  # of the prompt whose next completion, not its first, is `limit`
+        self.prompt_blocks: list[int] | None = None  # of the prompt whose next completion, not its first, is `admitted`
         self.leaving: list[int] = []  # blocks of prompts all of whose completions have started: the plan copies them
-        self.missing: int | None = None  # blocks until those in slots have their full length, counted once a plan
+        self.reserved: int | None = None  # blocks until those in slots have their full length, counted once a plan
         self.unseen = 0  # steps that the device has done since what was reported
 
-    def next_plan(self) -> Plan | None:
+    def schedule(self) -> Plan | None:
         """What to do next; None when all completions have ended."""
-        self.rows: dict[int, list[int]] = {}
-        self.pieces: list[Piece] = []
-        self.copies: list[tuple[int, int]] = []
+        self.rows, self.pieces, self.copies = {}, [], []  # of the plan
         self._release()
-        limit = self.limit
+        admitted = self.admitted
         self._grow()
-        if self.limit == limit:  # none was preempted, of which it isn't known yet how far it got
+        if self.admitted == admitted:  # none was preempted, of which it isn't known yet how far it got
             self._start()
-        if self.limit == self.num_completions and not self.tables:
+        if self.admitted == self.num_completions and not self.tables:
             self._release()
             return None
         size = halve(self.num_slots, min(len(self.tables), self.num_slots))
         left = self.max_new_tokens - min(map(self._at_least, self.tables), default=self.max_new_tokens)
-        plan = Plan(
-            limit=self.limit,
-            rows={i: table + [NULL_BLOCK] * (self.table_width - len(table)) for i, table in self.rows.items()},
-            pieces=self.pieces,
-            copies=self.copies,
-            size=size,
-            compact=size < self.size,
-            steps=min(self.steps_between_looks, left),
-        )
-        self.size, self.unseen = size, min(self.overlap, plan.steps)
+        steps = min(self.steps_between_looks, left)
+        rows = {i: table + [NULL_BLOCK] * (self.table_width - len(table)) for i, table in self.rows.items()}
+        plan = Plan(self.admitted, rows, self.pieces, self.copies, size, size < self.size, steps)
+        self.size, self.unseen = size, min(self.overlap, steps)
         return plan
 
     def report(self, lengths: list[int], ended: list[bool]) -> None:
@@ -157,24 +146,24 @@ class Scheduler:
         for completion, table in list(self.tables.items()):
             # As `_blocks_needed`, without its calls: the GPU waits for this loop over all that run.
             tokens = len(self.prompts[completion // self.num_generations]) + min(self.lengths[completion] + ahead, most)
-            missing = -(-tokens // self.blocks.block_tokens) - len(table)
-            while completion < self.limit and missing > self.blocks.available:
+            more = -(-tokens // self.blocks.block_tokens) - len(table)
+            while completion < self.admitted and more > self.blocks.available:
                 self._preempt()
-            if completion < self.limit and missing > 0:
-                table += self.blocks.allocate(missing)
+            if completion < self.admitted and more > 0:
+                table += self.blocks.allocate(more)
                 self.rows[completion] = table
 
     def _preempt(self) -> None:
         """Free blocks of the youngest that has some: what is prefilled, else a completion, never the last one."""
         if self.prefilling is not None:
             self.blocks.release(self.prefilling)
-            self.prefilling, self.rows[self.limit] = None, []
+            self.prefilling, self.rows[self.admitted] = None, []
         elif len(self.tables) > 1:
-            first_of_prompt = self.limit // self.num_generations * self.num_generations
-            self.limit, table = self.tables.popitem()
+            first_of_prompt = self.admitted // self.num_generations * self.num_generations
+            self.admitted, table = self.tables.popitem()
             self.blocks.release(table)
-            self.rows[self.limit] = []
-            if self.limit <= first_of_prompt:
+            self.rows[self.admitted] = []
+            if self.admitted <= first_of_prompt:
                 self._let_go_of_prompt()
         else:
             assert self.prompt_blocks is not None, "the oldest does not fit alone"
@@ -186,41 +175,41 @@ class Scheduler:
             self.prompt_blocks = None
 
     def _start(self) -> None:
-        """Raise the limit while slots, blocks and tokens to prefill allow."""
+        """Admit more while slots, blocks and tokens to prefill allow."""
         if len(self.tables) - self.num_slots > self.few_waiting:
             return  # one pass for many prompts takes less time than many passes
-        tokens, self.missing = self.prefill_tokens, None
-        while self.limit < self.num_completions and (self.ended[self.limit] or self._room_ahead()):
-            if not self.ended[self.limit]:
+        tokens, self.reserved = self.prefill_tokens, None
+        while self.admitted < self.num_completions and (self.ended[self.admitted] or self._room_ahead()):
+            if not self.ended[self.admitted]:
                 if self.prefilling is None and not self._begin():
                     if self.tables or self.prompt_blocks is None:
                         return
                     self._let_go_of_prompt()  # its partly filled block may be what is missing
                     continue
                 tokens = self._prefill(tokens)
-                if self.prefilled < self._to_cache(self.limit):
+                if self.prefilled < self._to_cache(self.admitted):
                     return
-                self.tables[self.limit], self.prefilling = self.prefilling, None
-                self.starts_with[self.limit] = self.lengths[self.limit]
-            self.limit += 1
-            if self.limit % self.num_generations == 0 and self.prompt_blocks is not None:
+                self.tables[self.admitted], self.prefilling = self.prefilling, None
+                self.starts_with[self.admitted] = self.lengths[self.admitted]
+            self.admitted += 1
+            if self.admitted % self.num_generations == 0 and self.prompt_blocks is not None:
                 self.leaving += self.prompt_blocks
                 self.prompt_blocks = None
 
     def _room_ahead(self) -> bool:
-        """Whether one more may have blocks: there is a slot for it, or it is one of those for which there may be one
-        before the next look, and it takes no block that those in slots need to reach their full length."""
+        """Whether one more may have blocks: there is a slot for it, or there may be before the next look, and it takes
+        no block that those in slots need to reach their full length."""
         waiting = len(self.tables) - self.num_slots
         if not 0 <= waiting < self.most_waiting:
             return waiting < 0
-        if self.missing is None:  # of those in slots nothing changes while others start
+        if self.reserved is None:  # of those in slots nothing changes while others start
             in_slots = islice(self.tables.values(), self.num_slots)
-            self.missing = self.num_slots * self.table_width - sum(map(len, in_slots))
-        return self.blocks.available > self.missing
+            self.reserved = self.num_slots * self.table_width - sum(map(len, in_slots))
+        return self.blocks.available > self.reserved
 
     def _begin(self) -> bool:
-        """A table for completion `limit`, if there are blocks: shared ones, then its own."""
-        completion, prompt = self.limit, self._prompt(self.limit)
+        """A table for completion `admitted`, if there are blocks: shared ones, then its own."""
+        completion, prompt = self.admitted, self._prompt(self.admitted)
         full, partly_filled = divmod(len(prompt), self.blocks.block_tokens)
         copies = self.prompt_blocks is not None and self.lengths[completion] == 1
         if copies:
@@ -229,18 +218,18 @@ class Scheduler:
             fresh = self.lengths[completion] == 0
             shared = self.blocks.find(prompt, (len(prompt) - 1) // self.blocks.block_tokens if fresh else full)
             self.prefilled = len(shared) * self.blocks.block_tokens
-        missing = self._blocks_needed(completion) - len(shared)
-        if missing > self.blocks.available:
+        own = self._blocks_needed(completion) - len(shared)
+        if own > self.blocks.available:
             self.blocks.release(shared)
             return False
-        self.prefilling = self.rows[completion] = shared + self.blocks.allocate(missing)
+        self.prefilling = self.rows[completion] = shared + self.blocks.allocate(own)
         if copies and partly_filled:
             self.copies.append((self.prompt_blocks[full], self.prefilling[full]))
         return True
 
     def _prefill(self, tokens: int) -> int:
-        """The next piece, of so many tokens at most, of completion `limit`; how many tokens are left for others."""
-        completion, prompt, begin = self.limit, self._prompt(self.limit), self.prefilled
+        """The next piece, of so many tokens at most, of completion `admitted`; how many tokens are left for others."""
+        completion, prompt, begin = self.admitted, self._prompt(self.admitted), self.prefilled
         self.prefilled = min(self._to_cache(completion), begin + tokens)
         if self.prefilled > begin:
             first_tokens = self.lengths[completion] == 0 and self.prefilled == len(prompt)

@@ -57,30 +57,20 @@ class Slots:
 
     @classmethod
     def empty(cls, room: Room, device: torch.device) -> "Slots":
-        """Free slots and no completions."""
-        completions = room.completions + 1
-
         def zeros(*shape, dtype=torch.long):
             return torch.zeros(shape, dtype=dtype, device=device)
 
+        rows, columns = room.completions + 1, room.new_tokens + 1
+        numbers = ("max_new_tokens", "next_completion", "num_completions", "num_generations")
         return cls(
-            completion=zeros(room.slots),
-            token=zeros(room.slots),
-            position=zeros(room.slots),
-            num_tokens=zeros(room.slots),
+            **{name: zeros(room.slots) for name in OF_A_SLOT if name != "done"},
+            **{name: zeros(1) for name in numbers},
             done=torch.ones(room.slots, dtype=torch.bool, device=device),
-            max_new_tokens=zeros(1),
-            next_completion=zeros(1),
-            num_completions=zeros(1),
-            num_generations=zeros(1),
-            prompt_ids=zeros(room.prompts, room.prompt_tokens),
-            prompt_lengths=zeros(room.prompts),
-            tokens=zeros(completions, room.new_tokens + 1),
-            logprobs=zeros(completions, room.new_tokens + 1, dtype=torch.float32),
-            lengths=zeros(completions),
-            ended=zeros(completions, dtype=torch.bool),
-            block_table=zeros(completions, -(-room.tokens // BLOCK_TOKENS), dtype=torch.int32),
-        )
+            prompt_ids=zeros(room.prompts, room.prompt_tokens), prompt_lengths=zeros(room.prompts),
+            tokens=zeros(rows, columns), logprobs=zeros(rows, columns, dtype=torch.float32),
+            lengths=zeros(rows), ended=zeros(rows, dtype=torch.bool),
+            block_table=zeros(rows, -(-room.tokens // BLOCK_TOKENS), dtype=torch.int32),
+        )  # fmt: skip
 
     @property
     def no_completion(self) -> int:
@@ -108,13 +98,13 @@ class Slots:
         self.completion.fill_(self.no_completion)
         self.done.fill_(True)
 
-    def allow(self, limit: int) -> None:
-        """Completions below `limit` may be in slots; others leave theirs."""
-        beyond = self.completion >= limit
+    def admit(self, admitted: int) -> None:
+        """Completions below `admitted` may be in slots; others leave theirs."""
+        beyond = self.completion >= admitted
         self.completion.masked_fill_(beyond, self.no_completion)
         self.done |= beyond
-        self.next_completion.clamp_(max=limit)
-        self.num_completions.fill_(limit)
+        self.next_completion.clamp_(max=admitted)
+        self.num_completions.fill_(admitted)
 
     def compact(self) -> None:
         """The slots that are not done come first."""

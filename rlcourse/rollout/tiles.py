@@ -2,6 +2,7 @@
 
 import importlib.util
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -35,8 +36,7 @@ class TileConfig:
     down: MatmulTile
 
 
-@dataclass(frozen=True)
-class AttentionTile:
+class AttentionTile(NamedTuple):
     """Programs that share a row's cache for a key-value head, and pipeline stages."""
 
     splits: int
@@ -132,7 +132,6 @@ def attention_tile(rows: int, kv_heads: int, head_dim: int, shared: int) -> Atte
 
 
 def _fit(tile: MatmulTile, weights: int, shared: float) -> MatmulTile:
-
     def stage_bytes(t: MatmulTile) -> int:
         return 2 * t.depth * (t.rows + weights * (t.columns + t.more))
 

@@ -14,16 +14,15 @@ from rlcourse.batch import Rollout, completion_lengths, make_rollout, right_pad
 from rlcourse.cuda_graphs import CudaGraphs, halve
 from rlcourse.device import without_cudnn_attention
 from rlcourse.policy import Policy, check_positions
+from rlcourse.rollout import PREFILL_TOKENS, STEPS_BETWEEN_LOOKS, Prompts
 from rlcourse.rollout.decoder import Attention, Decoder
 from rlcourse.sampling import Sampling, sample_tokens
 
-STEPS_BETWEEN_LOOKS = {"cuda": 16, "cpu": 1}  # decode steps between two reads of the flags; each read stops the host
-PREFILL_TOKENS = 16384  # prompts are prefilled so many tokens at a time
 CACHE_BUCKET = 128  # on a GPU a cache is a multiple of this long, so that a longer prompt seldom needs a new one
 
 
-def drop_ended(size: int, live: int) -> int:
-    """As many as live once 8 rows and a quarter of all have ended: moving a cache costs about one step."""
+def without_ended(size: int, live: int) -> int:
+    """The smaller batch once 8 rows and a quarter of all have ended: moving a cache costs about one step."""
     ended = size - live
     return live if ended >= 8 and ended >= size / 4 else size
 
@@ -44,7 +43,8 @@ class TorchEngine:
         self.policy, self.device = policy, policy.device
         self.on_gpu = policy.device.type == "cuda"
         self.decoder = Decoder(policy.model, dtype, compile, attention)
-        self.compiled_sample = torch.compile(sample_at, dynamic=True) if compile else None
+        self.steps_between_looks = STEPS_BETWEEN_LOOKS if self.on_gpu else 1
+        self.compiled_sample = torch.compile(sample_tokens, dynamic=True) if compile else None
         self.temperature = torch.ones(1, device=self.device)  # that of the compiled function, at a fixed address
         self.eos = torch.tensor(policy.eos_ids, device=self.device)
         self.sleep()
@@ -56,9 +56,7 @@ class TorchEngine:
         self.graphs = CudaGraphs()
 
     @torch.no_grad()
-    def generate(
-        self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
-    ) -> Rollout:
+    def generate(self, prompts: Prompts, num_generations: int, max_new_tokens: int, sampling: Sampling) -> Rollout:
         """See `RolloutEngine`. Raises ValueError when prompt and completion do not fit the model's positions."""
         width, rows = max(map(len, prompts)), len(prompts) * num_generations
         check_positions(self.policy.model, width + max_new_tokens)
@@ -66,7 +64,12 @@ class TorchEngine:
         self._make_room(rows, width + max_new_tokens, max_new_tokens)
         sample = self._sampler(sampling)
         tokens, logprobs = sample(self._prefill(prompts, num_generations).repeat_interleave(num_generations, 0))
-        self._begin(prompts, num_generations, tokens, logprobs)
+        self.completion[:rows] = torch.arange(rows, device=self.device)
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
+        self.position[:rows] = lengths.repeat_interleave(num_generations) - 1  # `_record` adds the first token's
+        self.done[:rows] = False
+        self.column.zero_()
+        self._record(rows, tokens, logprobs)
         self._decode(rows, width, max_new_tokens, sampling, sample)
         completion_ids = self.tokens[:rows, :max_new_tokens]
         lengths = completion_lengths(completion_ids, self.policy.eos_ids)
@@ -95,9 +98,8 @@ class TorchEngine:
         self.column = zeros(1)  # of the next token, the same for all
         self.tokens, self.logprobs = zeros(rows, new_tokens), zeros(rows, new_tokens, dtype=torch.float32)
 
-    def _prefill(self, prompts: list[list[int]], num_generations: int) -> Tensor:
-        """Logits [prompts, vocabulary] after the prompts, whose keys and values go into the cache of each completion.
-        So many prompts at a time as have PREFILL_TOKENS."""
+    def _prefill(self, prompts: Prompts, num_generations: int) -> Tensor:
+        """Logits [prompts, vocabulary] after the prompts, whose keys and values go into each completion's cache."""
         ids, lengths = right_pad(prompts, self.device)
         width, found, row = ids.shape[1], [], 0
         at_once = max(1, PREFILL_TOKENS // width)
@@ -111,20 +113,10 @@ class TorchEngine:
             row = rows.stop
         return torch.cat(found)
 
-    def _begin(self, prompts: list[list[int]], num_generations: int, tokens: Tensor, logprobs: Tensor) -> None:
-        """Each completion in a row, with its first token."""
-        rows = len(tokens)
-        self.completion[:rows] = torch.arange(rows, device=self.device)
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
-        self.position[:rows] = lengths.repeat_interleave(num_generations) - 1  # `_record` adds the first token's
-        self.done[:rows] = False
-        self.column.zero_()
-        self._record(rows, tokens, logprobs)
-
     def _decode(self, rows: int, width: int, max_new_tokens: int, sampling: Sampling, sample: Callable) -> None:
         """Every completion from its second token to its last."""
         size, number = rows, 1  # rows that are decoded; tokens of each
-        resize, every = halve if self.on_gpu else drop_ended, STEPS_BETWEEN_LOOKS[self.device.type]
+        resize = halve if self.on_gpu else without_ended
         while number < max_new_tokens:
             live = size - int(self.done[:size].sum())  # here the host waits
             if live == 0:
@@ -133,7 +125,7 @@ class TorchEngine:
             if smaller < size:
                 self._compact(size, smaller, width + number)
                 size = smaller
-            for _ in range(min(every, max_new_tokens - number)):
+            for _ in range(min(self.steps_between_looks, max_new_tokens - number)):
                 if self.on_gpu:  # a captured step reads the whole cache: its shape is fixed
                     self.graphs.run((size, sampling), partial(self._step, size, self.room[1], sample))
                 else:
@@ -169,12 +161,4 @@ class TorchEngine:
             return partial(sample_tokens, sampling=sampling)
         self.temperature.fill_(sampling.temperature or 1.0)
         at_one = sampling if sampling.greedy else replace(sampling, temperature=1.0)
-        return partial(self.compiled_sample, temperature=self.temperature, at_one=at_one)
-
-
-def sample_at(logits: Tensor, temperature: Tensor, at_one: Sampling) -> tuple[Tensor, Tensor]:
-    """`sample_tokens` at a temperature [1] that is a tensor: compiled, it is one program for all temperatures.
-
-    at_one: the rest of the sampling, at temperature 1 (or greedy).
-    """
-    return sample_tokens(logits.float() / temperature, at_one)
+        return partial(self.compiled_sample, sampling=at_one, temperature=self.temperature)

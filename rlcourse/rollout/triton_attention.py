@@ -4,8 +4,7 @@ and of prefill, the queries of a piece of a sequence (`prefill.py`)."""
 import triton
 import triton.language as tl
 
-from rlcourse.exact.operations import attend, join
-from rlcourse.exact.pdl import gdc_launch_dependents, gdc_wait
+from rlcourse.exact.operations import attend, gdc_launch_dependents, gdc_wait, join
 
 
 @triton.jit

@@ -14,8 +14,7 @@ positions and prompts to the cache.
 import triton
 import triton.language as tl
 
-from rlcourse.exact.operations import group_squares, head_norm, inverse_rms, rotated, scaled, swiglu, write_norm
-from rlcourse.exact.pdl import gdc_launch_dependents, gdc_wait
+from rlcourse.exact import operations as ops
 
 
 @triton.jit
@@ -24,13 +23,13 @@ def embed_kernel(
 ):  # fmt: skip
     """A row: its token's embedding and the first norm's parts."""
     if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+        ops.gdc_wait()
+        ops.gdc_launch_dependents()
     row = tl.program_id(0)
     o = tl.arange(0, B)
     v = tl.load(embedding + tl.load(token + row) * d + o, mask=o < d, other=0.0).to(tl.float32)
     tl.store(x + row * d + o, v, mask=o < d)
-    write_norm(v, norm, y, squares, row, o, d, B)
+    ops.write_norm(v, norm, y, squares, row, o, d, B)
 
 
 @triton.jit
@@ -110,7 +109,7 @@ def qkv_kernel(
     head, part_of_head = tl.program_id(0) // (half // BN), tl.program_id(0) % (half // BN)
     cols = part_of_head * BN + tl.arange(0, BN)
     if PDL:
-        gdc_launch_dependents()
+        ops.gdc_launch_dependents()
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     m = (rows < R)[:, None]
     first = head * D + part_of_head * BN
@@ -122,25 +121,26 @@ def qkv_kernel(
         c, s = tl.load(cos + turn, mask=m, other=0.0), tl.load(sin + turn, mask=m, other=0.0)
         block = block_of(table, completion, W, rows, R, at, BLOCK)
     if PDL:
-        gdc_wait()
+        ops.gdc_wait()
     pieces = ask(y, rows, R, 0, d, d, BK, PRELOADED)
-    scale = inverse_rms(squares, rows, rows < R, eps, BM, d)[:, None]  # asked for before the product, which it follows
+    # Asked for before the product, which it follows.
+    scale = ops.inverse_rms(squares, rows, rows < R, eps, BM, d)[:, None]
     v1, v2 = pair(product(y, wp, pieces, preloaded, rows, R, 0, d, d, BM, 2 * BN, BK, PRELOADED, d), BM, BN)
-    v1 = scaled(v1, scale, y.dtype.element_ty)
-    v2 = scaled(v2, scale, y.dtype.element_ty)
+    v1 = ops.scaled(v1, scale, y.dtype.element_ty)
+    v2 = ops.scaled(v2, scale, y.dtype.element_ty)
     if HAS_BIAS:
         v1 += tl.load(bias + head * D + cols).to(tl.float32)[None, :]
         v2 += tl.load(bias + head * D + half + cols).to(tl.float32)[None, :]
     if HAS_NORM:
         if head < H:
-            v1, v2 = head_norm(v1, v2, q_norm, cols, BM, D, LEVELS, eps)
+            v1, v2 = ops.head_norm(v1, v2, q_norm, cols, BM, D, LEVELS, eps)
         elif head < H + K:
-            v1, v2 = head_norm(v1, v2, k_norm, cols, BM, D, LEVELS, eps)
+            v1, v2 = ops.head_norm(v1, v2, k_norm, cols, BM, D, LEVELS, eps)
     if PRELOADED == 0:
         block = block_of(table, completion, W, rows, R, at, BLOCK)
         c, s = tl.load(cos + turn, mask=m, other=0.0), tl.load(sin + turn, mask=m, other=0.0)
     if head < H + K:
-        v1, v2 = rotated(v1, v2, c, s)
+        v1, v2 = ops.rotated(v1, v2, c, s)
     if head < H:
         p = q_out + rows[:, None] * (H * D) + head * D + cols[None, :]
     else:
@@ -173,13 +173,13 @@ def add_kernel(
     begin = split * SHARES * SHARE
     m = (rows < R)[:, None]
     if PDL:
-        gdc_launch_dependents()
+        ops.gdc_launch_dependents()
     wp = w + cols[:, None] * KD + tl.arange(0, BK)[None, :]
     end = tl.minimum(begin + SHARE, KD)
     preloaded = preload(wp, begin, end, BK, PRELOADED)
     scale = tl.load(norm + cols)[None, :]
     if PDL:
-        gdc_wait()
+        ops.gdc_wait()
     xp = x + rows[:, None] * N + cols[None, :]
     total = tl.load(xp, mask=m, other=0.0)
     pieces = ask(a, rows, R, begin, end, KD, BK, PRELOADED)
@@ -206,7 +206,7 @@ def add_kernel(
         tl.store(xp, total, mask=m)
         tl.store(y + rows[:, None] * N + cols[None, :], (total * scale).to(y.dtype.element_ty), mask=m)
         t = tile * (BN // 32) + tl.arange(0, BN // 32)
-        tl.store(squares + rows[:, None] * (N // 32) + t[None, :], group_squares(total, BM, BN), mask=m)
+        tl.store(squares + rows[:, None] * (N // 32) + t[None, :], ops.group_squares(total, BM, BN), mask=m)
 
 
 @triton.jit
@@ -219,24 +219,20 @@ def gate_up_kernel(
     first = tl.program_id(0) * (BN + BX)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     if PDL:
-        gdc_launch_dependents()
+        ops.gdc_launch_dependents()
     wp = pair_of_tiles(w, first, inner - 1, inner, d, BN, BK)
     preloaded = preload(wp, 0, d, BK, PRELOADED)
     if BX > 0:
         xp = pair_of_tiles(w, first + BN, inner - 1, inner, d, BX, BK)
-        more = preload(xp, 0, d, BK, PRELOADED)
     if PDL:
-        gdc_wait()
+        ops.gdc_wait()
     pieces = ask(y, rows, R, 0, d, d, BK, PRELOADED)
-    scale = inverse_rms(squares, rows, rows < R, eps, BM, d)[:, None]
-    if BX > 0:
+    scale = ops.inverse_rms(squares, rows, rows < R, eps, BM, d)[:, None]
+    if BX > 0:  # nothing is preloaded
         acc = tl.zeros((BM, 2 * BN), tl.float32)
         acc_x = tl.zeros((BM, 2 * BX), tl.float32)
-        for b in tl.static_range(PRELOADED):
-            acc = tl.dot(pieces[b], tl.trans(preloaded[b]), acc, input_precision="ieee")
-            acc_x = tl.dot(pieces[b], tl.trans(more[b]), acc_x, input_precision="ieee")
         yp = y + rows[:, None] * d + tl.arange(0, BK)[None, :]
-        for k in range(PRELOADED * BK, d, BK):
+        for k in range(0, d, BK):
             piece = tl.load(yp + k, mask=(rows < R)[:, None], other=0.0)
             acc = tl.dot(piece, tl.trans(tl.load(wp + k)), acc, input_precision="ieee")
             acc_x = tl.dot(piece, tl.trans(tl.load(xp + k)), acc_x, input_precision="ieee")
@@ -251,6 +247,6 @@ def store_inner(h, acc, scale, rows, R, first, inner: tl.constexpr, BM: tl.const
     """silu(gate) * up from their products, acc [BM, 2 * BN], to the columns of h from `first` on."""
     gate, up = pair(acc, BM, BN)
     dtype: tl.constexpr = h.dtype.element_ty
-    value = swiglu(scaled(gate, scale, dtype), scaled(up, scale, dtype)).to(dtype)
+    value = ops.swiglu(ops.scaled(gate, scale, dtype), ops.scaled(up, scale, dtype)).to(dtype)
     cols = first + tl.arange(0, BN)
     tl.store(h + rows[:, None] * inner + cols[None, :], value, mask=(rows < R)[:, None] & (cols < inner)[None, :])

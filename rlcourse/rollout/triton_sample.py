@@ -6,8 +6,7 @@ logits are multiplied with its 1 / rms and 1 / temperature at once."""
 import triton
 import triton.language as tl
 
-from rlcourse.exact.operations import inverse_rms_of_row, total_mass
-from rlcourse.exact.pdl import gdc_launch_dependents, gdc_wait
+from rlcourse.exact.operations import gdc_launch_dependents, gdc_wait, inverse_rms_of_row, total_mass
 
 
 @triton.jit

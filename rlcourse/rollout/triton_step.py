@@ -99,7 +99,13 @@ class TritonStep:
             self._gate_up(layer, size, tiles)
             self._add("down", self.h, layer.down, next_norm, size, tiles.down)
         y, logits = self.y[:size], self.logits[:size]
-        self._product("head", size, (y, weights.head, logits), partial(self._head_by_torch, size), lambda: [logits])
+
+        def head() -> None:
+            rows = max(size, 2)  # the product of a single row is one of another kind
+            with one_chain():
+                torch.matmul(self.y[:rows], weights.head.T, out=self.logits[:rows])
+
+        self._product("head", size, (y, weights.head, logits), head, lambda: [logits])
         self._sample(slots.first(size), self.logits, self.squares, sampling)
         self.refill(size)
 
@@ -126,37 +132,36 @@ class TritonStep:
         cute_products.run(kernel, arguments, other, look, added_to)
 
     def _qkv(self, layer, cache, size: int, tiles: TileConfig) -> None:
-        slots, weights = self.slots, self.weights
+        slots, weights, p = self.slots, self.weights, tiles.qkv
+        inputs = layer.qkv, layer.qkv_bias, layer.q_norm, layer.k_norm, weights.cos, weights.sin
         y, squares, q, position, completion = (
             t[:size] for t in (self.y, self.squares, self.q, slots.position, slots.completion)
         )
+
+        def in_triton() -> None:
+            half = weights.head_dim // 2
+            columns = (weights.heads + 2 * weights.kv_heads) * half
+            kernels.qkv_kernel[(columns // p.columns, -(-size // p.rows))](
+                self.y, self.squares, *inputs, slots.position, self.q, cache, *self.owners, size, weights.eps,
+                weights.heads, weights.kv_heads, weights.head_dim, self.hidden, *cache.stride()[:3],
+                layer.qkv_bias is not None, layer.q_norm is not None, half.bit_length() - 1, KEYS,
+                p.rows, p.columns, p.depth, **self._options(p, self.hidden, pair=True),
+            )  # fmt: skip
 
         def look() -> list[Tensor]:
             rows = (~slots.done[:size]).nonzero().squeeze(1)  # free slots write to one place, in no order
             block = slots.block_table[completion[rows], position[rows] // KEYS].long()
             return [q, cache[:, block, :, position[rows] % KEYS]]
 
-        arguments = (y, squares, layer.qkv, layer.qkv_bias, layer.q_norm, layer.k_norm, weights.cos, weights.sin)
-        arguments += (position, completion, slots.block_table, q, cache)
-        self._product("qkv", size, arguments, partial(self._qkv_by_triton, layer, cache, size, tiles.qkv), look)
-
-    def _qkv_by_triton(self, layer, cache, size: int, p: MatmulTile) -> None:
-        weights = self.weights
-        heads = weights.heads + 2 * weights.kv_heads
-        kernels.qkv_kernel[(heads * weights.head_dim // 2 // p.columns, -(-size // p.rows))](
-            self.y, self.squares, layer.qkv, layer.qkv_bias, layer.q_norm, layer.k_norm, weights.cos, weights.sin,
-            self.slots.position, self.q, cache, *self.owners, size, weights.eps, weights.heads, weights.kv_heads,
-            weights.head_dim, self.hidden, cache.stride(0), cache.stride(1), cache.stride(2),
-            layer.qkv_bias is not None, layer.q_norm is not None, (weights.head_dim // 2).bit_length() - 1, KEYS,
-            p.rows, p.columns, p.depth, **self._options(p, self.hidden, pair=True),
-        )  # fmt: skip
+        arguments = (y, squares, *inputs, position, completion, slots.block_table, q, cache)
+        self._product("qkv", size, arguments, in_triton, look)
 
     def _attention(self, cache, size: int, tile: AttentionTile) -> None:
         weights, position = self.weights, self.slots.position[:size]
         triton_attention.attention_kernel[(weights.kv_heads, size, tile.splits)](
             self.q, cache, *self.owners, position, self.partial_acc, self.partial_ml, self.arrived, self.mixed,
-            LOG2_E * weights.head_dim**-0.5, weights.heads, weights.kv_heads, weights.head_dim, cache.stride(0),
-            cache.stride(1), cache.stride(2), tile.splits, KEYS, num_warps=4, num_stages=tile.stages, **self.launch,
+            LOG2_E * weights.head_dim**-0.5, weights.heads, weights.kv_heads, weights.head_dim, *cache.stride()[:3],
+            tile.splits, KEYS, num_warps=4, num_stages=tile.stages, **self.launch,
         )  # fmt: skip
 
     def _add(self, name: str, inputs: Tensor, weight: Tensor, norm: Tensor, size: int, p: MatmulTile) -> None:
@@ -177,20 +182,15 @@ class TritonStep:
         )  # fmt: skip
 
     def _gate_up(self, layer, size: int, tiles: TileConfig) -> None:
-        y, squares, h = (t[:size] for t in (self.y, self.squares, self.h))
-        in_triton = partial(self._gate_up_by_triton, layer, size, tiles.gate_up)
+        p, (y, squares, h) = tiles.gate_up, (t[:size] for t in (self.y, self.squares, self.h))
+
+        def in_triton() -> None:
+            kernels.gate_up_kernel[(-(-self.inner // (p.columns + p.more)), -(-size // p.rows))](
+                self.y, self.squares, layer.gate_up, self.h, size, self.weights.eps, self.inner, self.hidden,
+                p.rows, p.columns, p.more, p.depth, **self._options(p, self.hidden, pair=True),
+            )  # fmt: skip
+
         self._product("gate_up", size, (y, squares, layer.gate_up, h), in_triton, lambda: [h])
-
-    def _gate_up_by_triton(self, layer, size: int, p: MatmulTile) -> None:
-        kernels.gate_up_kernel[(-(-self.inner // (p.columns + p.more)), -(-size // p.rows))](
-            self.y, self.squares, layer.gate_up, self.h, size, self.weights.eps, self.inner, self.hidden, p.rows,
-            p.columns, p.more, p.depth, **self._options(p, self.hidden, pair=True),
-        )  # fmt: skip
-
-    def _head_by_torch(self, size: int) -> None:
-        rows = max(size, 2)  # the product of a single row is one of another kind
-        with one_chain():
-            torch.matmul(self.y[:rows], self.weights.head.T, out=self.logits[:rows])
 
     def _sample(self, slots: Slots, logits: Tensor, squares: Tensor, sampling: Sampling) -> None:
         """A token of each of these slots, from logits [slots or more, vocabulary], which still lack their 1 / rms, and

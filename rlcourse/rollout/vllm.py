@@ -23,6 +23,7 @@ from rlcourse.batch import Rollout, make_rollout, right_pad
 from rlcourse.dist import launched
 from rlcourse.lora import merged_parameters, plain_parameters
 from rlcourse.policy import Policy, check_positions
+from rlcourse.rollout import Prompts
 from rlcourse.sampling import Sampling
 
 CACHE_GB = 4.0  # of keys and values, if nothing else is said
@@ -65,12 +66,11 @@ class VLLMEngine:
         LIVING.add(self)
 
     @torch.no_grad()
-    def generate(
-        self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
-    ) -> Rollout:
-        """See `RolloutEngine`. Raises ValueError when prompt and completion do not fit the model's positions or the
-        cache, and for a temperature that vLLM does not take."""
-        self._check(max(map(len, prompts)) + max_new_tokens, sampling)
+    def generate(self, prompts: Prompts, num_generations: int, max_new_tokens: int, sampling: Sampling) -> Rollout:
+        """See `RolloutEngine`. Raises ValueError for what does not fit model or cache, and some temperatures."""
+        room, tokens = self.llm.llm_engine.model_config.max_model_len, max(map(len, prompts)) + max_new_tokens
+        refusal = f"fit vLLM's cache, which holds {room:,}: raise --cache-gb."
+        check_request(self.policy, tokens, room, sampling, refusal)
         if self.asleep:
             self.llm.wake_up()
             self.asleep = False
@@ -78,11 +78,12 @@ class VLLMEngine:
         options = {"stop_token_ids": self.policy.eos_ids, "logprobs": 0, "flat_logprobs": True}  # 0 more than sampled
         params = sampling_params(sampling, max_new_tokens, **options)
         rows = [{"prompt_token_ids": list(prompt)} for prompt in prompts for _ in range(num_generations)]
-        with numpy_from_torch():
+        with numpy_state_kept():
+            np.random.seed(int(torch.randint(2**32, ())))  # vLLM draws from NumPy's or from PyTorch's, by model
             outputs = self.llm.generate(rows, params, use_tqdm=False)
         completions = [output.outputs[0] for output in outputs]
-        logprobs = [list(completion.logprobs.logprobs) for completion in completions]
-        return rollout_of(self.policy, prompts, [list(completion.token_ids) for completion in completions], logprobs)
+        tokens, logprobs = [list(c.token_ids) for c in completions], [list(c.logprobs.logprobs) for c in completions]
+        return rollout_of(self.policy, prompts, tokens, logprobs)
 
     def sleep(self) -> None:
         """Give back the memory of weights and cache, if the engine was made for it; the next rollout takes it again."""
@@ -90,16 +91,6 @@ class VLLMEngine:
             # Level 2 would forget the weights, too; and, of some models, what is neither a weight nor a buffer.
             self.llm.sleep(level=1)
             self.asleep = True
-
-    def _check(self, tokens: int, sampling: Sampling) -> None:
-        check_positions(self.policy.model, tokens)
-        room = self.llm.llm_engine.model_config.max_model_len
-        if tokens > room:
-            raise ValueError(
-                f"A prompt and its completion of {tokens:,} tokens do not fit vLLM's cache, which holds {room:,}: "
-                "raise --cache-gb."
-            )
-        check_temperature(sampling)
 
     def _take_weights(self) -> None:
         """Hand over the policy's weights as they are now, an adapter merged, one after the other."""
@@ -111,9 +102,7 @@ class VLLMEngine:
         self.llm.reset_prefix_cache()  # what is there was computed with other weights
 
 
-def rollout_of(
-    policy: Policy, prompts: list[list[int]], tokens: list[list[int]], logprobs: list[list[float]]
-) -> Rollout:
+def rollout_of(policy: Policy, prompts: Prompts, tokens: list[list[int]], logprobs: list[list[float]]) -> Rollout:
     """vLLM's completions, one a row, as a Rollout. Raises RuntimeError unless each token has a log-prob."""
     if list(map(len, tokens)) != list(map(len, logprobs)):
         raise RuntimeError("vLLM did not give one log-prob for each token.")
@@ -121,12 +110,15 @@ def rollout_of(
     return make_rollout(policy, prompts, completion_ids, lengths, right_pad(logprobs, policy.device)[0])
 
 
-def check_temperature(sampling: Sampling) -> None:
-    """Raise ValueError for a temperature that vLLM does not take."""
-    low, high = TEMPERATURES
-    if not sampling.greedy and not low <= sampling.temperature <= high:
+def check_request(policy: Policy, tokens: int, room: int, sampling: Sampling, refusal: str) -> None:
+    """Raise ValueError for so many tokens that don't fit the model or `room`, and a temperature that vLLM refuses."""
+    check_positions(policy.model, tokens)
+    if tokens > room:
+        raise ValueError(f"A prompt and its completion of {tokens:,} tokens do not {refusal}")
+    (low, high), temperature = TEMPERATURES, sampling.temperature
+    if not sampling.greedy and not low <= temperature <= high:
         raise ValueError(
-            f"vLLM samples at temperatures of {low:g} to {high:g}, not {sampling.temperature:g}: use another --engine."
+            f"vLLM samples at temperatures of {low:g} to {high:g}, not {temperature:g}: use another --engine."
         )
 
 
@@ -134,7 +126,7 @@ def check_vllm(device: torch.device) -> None:
     """Raise ValueError where the engine cannot run."""
     if device.type != "cuda":
         raise ValueError("The engine vllm needs an NVIDIA GPU: use --engine fast or hf-dynamic.")
-    if importlib.util.find_spec("vllm") is None:
+    if not runs_on(device):
         raise ValueError("The engine vllm is vLLM: `python -m pip install 'rlcourse[vllm]'`.")
 
 
@@ -195,21 +187,17 @@ def as_saved(model: PreTrainedModel, weights: dict[str, Tensor]) -> dict[str, Te
 @contextmanager
 def random_states_kept() -> Iterator[None]:
     """Within, anybody may seed Python's, NumPy's and PyTorch's global generators; afterwards they are as before."""
-    python, numpy = random.getstate(), np.random.get_state()
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    python, devices = random.getstate(), [torch.cuda.current_device()] if torch.cuda.is_available() else []
     try:
-        with torch.random.fork_rng(devices):
+        with torch.random.fork_rng(devices), numpy_state_kept():
             yield
     finally:
         random.setstate(python)
-        np.random.set_state(numpy)
 
 
 @contextmanager
-def numpy_from_torch() -> Iterator[None]:
-    """Within, NumPy's global generator follows from PyTorch's: vLLM draws from the one or from the other, by model."""
+def numpy_state_kept() -> Iterator[None]:
     before = np.random.get_state()
-    np.random.seed(int(torch.randint(2**32, ())))
     try:
         yield
     finally:

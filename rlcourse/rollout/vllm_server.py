@@ -10,7 +10,8 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ import torch
 from rlcourse.batch import Rollout
 from rlcourse.dist import launched
 from rlcourse.lora import merged_parameters, plain_parameters
-from rlcourse.policy import Policy, check_positions
-from rlcourse.rollout.vllm import as_saved, check_temperature, check_vllm, has_other_names, rollout_of
+from rlcourse.policy import Policy
+from rlcourse.rollout import Prompts
+from rlcourse.rollout.vllm import as_saved, check_request, check_vllm, has_other_names, rollout_of
 from rlcourse.sampling import Sampling
 
 SECONDS = 1800.0  # that an answer may take: a rollout's longest, or the transfer of all weights
@@ -49,19 +51,10 @@ class VLLMServerEngine:
         self.group = self._connect()
 
     @torch.no_grad()
-    def generate(
-        self, prompts: list[list[int]], num_generations: int, max_new_tokens: int, sampling: Sampling
-    ) -> Rollout:
-        """See `RolloutEngine`. Raises ValueError when prompt and completion do not fit the model or the server, and for
-        a temperature that vLLM does not take."""
-        tokens = max(map(len, prompts)) + max_new_tokens
-        check_positions(self.policy.model, tokens)
-        if tokens > self.room:
-            raise ValueError(
-                f"A prompt and its completion of {tokens:,} tokens do not fit the vLLM server, which takes "
-                f"{self.room:,}: start it with a higher --max-model-len."
-            )
-        check_temperature(sampling)
+    def generate(self, prompts: Prompts, num_generations: int, max_new_tokens: int, sampling: Sampling) -> Rollout:
+        """See `RolloutEngine`. Raises ValueError for what does not fit model or server, and some temperatures."""
+        refusal = f"fit the vLLM server, which takes {self.room:,}: start it with a higher --max-model-len."
+        check_request(self.policy, max(map(len, prompts)) + max_new_tokens, self.room, sampling, refusal)
         self._take_weights()
         # Greedy answers to a prompt are the same, and vLLM refuses to give more than one.
         wanted = {
@@ -73,10 +66,8 @@ class VLLMServerEngine:
         def ask(prompt: list[int]) -> list[dict[str, Any]]:
             body = {"token_ids": list(prompt), "sampling_params": wanted}
             choices = self._post("/inference/v1/generate", body)["choices"]
-            if len(choices) != wanted["n"]:
-                raise RuntimeError(
-                    f"The vLLM server at {self.url} gave {len(choices)} answers where {wanted['n']} were asked for."
-                )
+            if (found := len(choices)) != (number := wanted["n"]):
+                raise RuntimeError(f"The vLLM server at {self.url} gave {found} answers where {number} were asked for.")
             return choices * (num_generations // len(choices))
 
         with ThreadPoolExecutor(min(AT_ONCE, len(prompts))) as pool:
@@ -88,13 +79,10 @@ class VLLMServerEngine:
         """Nothing is kept here."""
 
     def _check_server(self) -> None:
-        """Whether it samples as is asked, and reports log-probs of what it samples from."""
         model = self._get("/server_info?config_format=json")["vllm_config"]["model_config"]
         if (model["logprobs_mode"], name_of(model["dtype"])) != ("processed_logprobs", name_of(self.dtype)):
-            raise ValueError(
-                f"The vLLM server at {self.url} was not started as its log-probs need: "
-                f"`{START.format(name_of(self.dtype))}`."
-            )
+            how = START.format(name_of(self.dtype))
+            raise ValueError(f"The vLLM server at {self.url} was not started as its log-probs need: `{how}`.")
         self.room = int(model["max_model_len"])
 
     def _connect(self) -> Any:
@@ -104,13 +92,11 @@ class VLLMServerEngine:
         others = self._get("/get_world_size")["world_size"]
         host, port = own_address(self.url)
         info = {"master_address": host, "master_port": port, "rank_offset": 1, "world_size": 1 + others}
-        return self._together(
-            lambda: NCCLWeightTransferEngine.trainer_init(info), "/init_weight_transfer_engine", {"init_info": info}
-        )
+        connect = partial(NCCLWeightTransferEngine.trainer_init, info)
+        return self._together(connect, "/init_weight_transfer_engine", {"init_info": info})
 
     def _take_weights(self) -> None:
-        """Send the policy's weights as they are now, an adapter merged. What the server keeps of prompts was computed
-        with other weights: a pause clears it."""
+        """Send the policy's weights as they are now, an adapter merged. A pause clears the server's prompts."""
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerSendWeightsArgs, NCCLWeightTransferEngine
 
         model = self.policy.model
@@ -126,18 +112,15 @@ class VLLMServerEngine:
         arguments = NCCLTrainerSendWeightsArgs(group=self.group, packed=True)
         self._post("/pause?mode=wait")
         self._post("/start_weight_update", {})
-        self._together(
-            lambda: NCCLWeightTransferEngine.trainer_send_weights(sent, arguments),
-            "/update_weights",
-            {"update_info": info},
-        )
+        send = partial(NCCLWeightTransferEngine.trainer_send_weights, sent, arguments)
+        self._together(send, "/update_weights", {"update_info": info})
         self._post("/finish_weight_update")
         self._post("/resume")
 
     def _together(self, here: Callable[[], Any], path: str, body: dict[str, Any]) -> Any:
-        """What `here` gives, which waits for the server to do its part of it, `path`. NCCL cannot be interrupted: it
-        runs in a thread that is left behind when the server fails."""
-        found, device = [], self.policy.device
+        """What `here` gives, which waits for the server to do its part, `path`. NCCL cannot be interrupted: it runs in
+        a thread that is left behind when the server fails."""
+        done, device = Future(), self.policy.device
 
         def run() -> None:
             try:
@@ -148,18 +131,17 @@ class VLLMServerEngine:
                     result = here()
                 if device.type == "cuda":
                     torch.cuda.synchronize()
-                found.append((result, None))
+                done.set_result(result)
             except Exception as error:
-                found.append((None, error))
+                done.set_exception(error)
 
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
+        threading.Thread(target=run, daemon=True).start()
         self._post(path, body)
-        thread.join(SECONDS)
-        result, error = found[0] if found else (None, TimeoutError("it took too long"))
-        if error is not None:
-            raise RuntimeError(f"Weights could not be sent to the vLLM server at {self.url}: {error}") from error
-        return result
+        try:
+            return done.result(SECONDS)
+        except Exception as error:
+            said = "it took too long" if isinstance(error, TimeoutError) else error
+            raise RuntimeError(f"Weights could not be sent to the vLLM server at {self.url}: {said}") from error
 
     def _get(self, path: str) -> Any:
         return self._ask(urllib.request.Request(self.url + path))
@@ -176,9 +158,8 @@ class VLLMServerEngine:
         except urllib.error.HTTPError as error:
             said = error.read(300).decode(errors="replace").replace("\n", " ")
             hint = f" Start it with `{START.format(name_of(self.dtype))}`." if error.code == 404 else ""
-            raise RuntimeError(
-                f"The vLLM server at {self.url} answers {path} with {error.code}, {said}.{hint}"
-            ) from None
+            message = f"The vLLM server at {self.url} answers {path} with {error.code}, {said}.{hint}"
+            raise RuntimeError(message) from None
         except (OSError, ValueError) as error:
             raise RuntimeError(f"The vLLM server at {self.url} does not answer {path}: {error}.") from None
 

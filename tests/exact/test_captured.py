@@ -9,6 +9,7 @@ pytest.importorskip("triton", reason="Triton is there on Linux alone")
 from policies import rollout_of
 from small import small_policy
 from test_pass import gradients
+from thorough import thorough
 
 from rlcourse.exact import captured, layers
 from rlcourse.exact import model as module
@@ -64,34 +65,23 @@ def same(policy, plain, other, rollout) -> None:
         assert gradient.norm() > 0 and torch.equal(gradient, found[1][name]), name
 
 
-def test_captured_layers_have_the_bits_of_the_layers_as_tokens_and_weights_change():
-    policy, plain, other = passes(layers=2)
-    other.token_logprobs(batch(0, policy.pad_id), Sampling(), CHUNK)[0].sum().backward()  # the first is not captured
-    for seed in (1, 2):
-        same(policy, plain, other, batch(seed, policy.pad_id))
+@pytest.mark.parametrize(
+    ("shape", "adapter"), [("qwen2", False), thorough(("qwen2", True)), thorough(("qwen3", False))]
+)
+def test_captured_layers_have_the_bits_of_the_layers_as_tokens_weights_and_sizes_change(shape, adapter, monkeypatch):
+    """Room is for one size: the one that was used longest ago goes first."""
+    monkeypatch.setattr(captured, "PAIRS", 1)
+    policy, plain, other = passes(2 if shape == "qwen3" else 1, shape, adapter)
+    rollouts = [batch(seed, policy.pad_id) for seed in range(3)]
+    if shape == "qwen3":
+        other_size = rollout_of([([5, 6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 16])], pad=policy.pad_id)
+        rollouts = [rollouts[0], other_size, rollouts[1], other_size, rollouts[2]]
+    for rollout in rollouts:  # the first of a size is not captured
+        same(policy, plain, other, rollout)
         with torch.no_grad():
             for parameter in policy.model.parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter))
-    assert len(other.captured.pairs) == 1 and len(other.captured.seen) == 1
-
-
-@pytest.mark.thorough
-def test_captured_layers_have_the_bits_of_the_layers_below_an_adapter():
-    policy, plain, other = passes(adapter=True)
-    for seed in (0, 1):
-        same(policy, plain, other, batch(seed, policy.pad_id))
-    assert other.captured.pairs
-
-
-@pytest.mark.thorough
-def test_captured_layers_have_the_bits_of_the_layers_as_sizes_change(monkeypatch):
-    """Room is for one size: the one that was used longest ago goes first."""
-    monkeypatch.setattr(captured, "PAIRS", 1)
-    policy, plain, other = passes(2, "qwen3")
-    other_size = rollout_of([([5, 6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 16])], pad=policy.pad_id)
-    for rollout in (batch(0, policy.pad_id), other_size) * 2 + (batch(1, policy.pad_id),):
-        same(policy, plain, other, rollout)
-    assert len(other.captured.pairs) == 1
+    assert len(other.captured.pairs) == 1 and len(other.captured.seen) == (2 if shape == "qwen3" else 1)
 
 
 def test_the_first_batch_of_a_size_is_not_captured_and_two_forward_passes_in_a_row_are_refused():

@@ -233,23 +233,6 @@ def test_the_logprob_of_a_sampled_token_is_that_of_the_pass(sampling, monkeypatc
         assert torch.equal(tokens, logits.argmax(1))
 
 
-@pytest.mark.parametrize("tiles", [1, 3])
-def test_the_mass_of_tiles_and_nothing_beside_it(tiles):
-    """The last tile is not whole."""
-    rows, width, d = 2, 16, 128
-    vocabulary = tiles * width - 3
-    logits, squares = torch.randn(rows, vocabulary, device=DEVICE), torch.rand(rows, d // 32, device=DEVICE) * d
-    found = torch.full((2, rows + 1, tiles), 7.0, device=DEVICE)  # the largest of each, the sum; a row that is nobody's
-    pass_kernels.mass_kernel[(tiles, rows)](
-        logits, squares, found[0], found[1], vocabulary, 0.5, 1e-6, d, width, tiles, False, **EXACT
-    )
-    scaled = 0.5 * logits * (squares.sum(1, keepdim=True) / d + 1e-6).rsqrt()
-    scaled = torch.nn.functional.pad(scaled, (0, 3), value=-torch.inf).view(rows, tiles, width)
-    assert_close(found[0, :rows], scaled.amax(2))
-    assert_close(found[1, :rows], (scaled - scaled.amax(2, keepdim=True)).exp().sum(2))
-    assert (found[:, rows] == 7).all()
-
-
 @pytest.mark.parametrize("count", [1, 1024, 1500])
 def test_add_up_adds_in_one_order(count):
     x, first, second = torch.randn(3, count + 1, device=DEVICE)

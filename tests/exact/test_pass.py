@@ -1,8 +1,6 @@
 """The training pass in float32 against transformers and autograd, in Triton's interpreter; on a GPU see test_bits.py.
-
 All its loops run: several chunks, tiles of the vocabulary and of SwiGLU's columns, tokens for each program, and a depth
-of two or three shares.
-"""
+of two or three shares."""
 
 import pytest
 import torch

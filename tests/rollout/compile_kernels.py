@@ -1,9 +1,7 @@
 """Compiles the Triton kernels of the engine and of the training pass for a GPU that need not be there, as each is
-launched, over tensors without memory; prints what each needs, as JSON.
-
-`python compile_kernels.py CAPABILITY ROWS SHAPE`, for example 86 64 qwen3. test_kernels_compile.py runs it in a process
-of its own, since in the tests kernels are those of Triton's interpreter.
-"""
+launched, over tensors without memory; prints what each needs, as JSON. `python compile_kernels.py CAPABILITY ROWS
+SHAPE`, for example 86 64 qwen3. test_kernels_compile.py runs it in a process of its own, since in the tests kernels are
+those of Triton's interpreter."""
 
 import json
 import re
@@ -74,7 +72,8 @@ def launch(capability: int, rows: int, shape: str) -> None:
     sequences = Sequences.of(torch.full((4,), 16), torch.zeros(4, dtype=torch.long), 64, META)
     x = trunk(model, weights, ids, sequences, False, None)
     logprobs = head.logprobs(model, weights, x, ids, Sampling(), 64)
-    (logprobs.sum() + head.scaled_logits(model, weights, x).sum()).backward()
+    scaled = head.ScaledLogits.apply(x, weights, model.model.norm.weight, model.lm_head.weight)
+    (logprobs.sum() + scaled.sum()).backward()
 
 
 def needs(program) -> dict[str, int]:

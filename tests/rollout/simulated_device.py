@@ -1,8 +1,6 @@
-"""A device of plain lists that does what `scheduler.py` says a device does, and trusts nobody.
-
-What it keeps for a token is the weights' version and a number for all tokens up to this one, as keys and values depend
-on nothing else. Before it samples it looks whether every entry that it reads is the right one.
-"""
+"""A device of plain lists that does what `scheduler.py` says a device does, and trusts nobody. What it keeps for a
+token is the weights' version and a number for all tokens up to this one, as keys and values depend on nothing else.
+Before it samples it looks whether every entry that it reads is the right one."""
 
 import random
 from dataclasses import dataclass
@@ -65,13 +63,13 @@ class Device:
 
     def run(self, plan: Plan) -> tuple[list[int], list[bool]]:
         """What the plan says, in its order; what is reported."""
-        self.limit, self.writers = plan.limit, {}
+        self.admitted, self.writers = plan.admitted, {}
         for slot in range(len(self.done)):
-            if self.completion[slot] >= plan.limit:
+            if self.completion[slot] >= plan.admitted:
                 if not self.done[slot]:
                     self.sent_back.append(self.completion[slot])
                 self.completion[slot], self.done[slot] = self.nobody, True
-        self.next_completion = min(self.next_completion, plan.limit)
+        self.next_completion = min(self.next_completion, plan.admitted)
         for completion, row in plan.rows.items():
             assert len(row) == len(self.table[0])
             self.table[completion] = list(row)
@@ -143,7 +141,7 @@ class Device:
 
     def refill(self, size: int) -> None:
         for slot in range(size):
-            if self.done[slot] and self.next_completion < self.limit:
+            if self.done[slot] and self.next_completion < self.admitted:
                 completion = self.next_completion
                 self.next_completion += 1
                 length = self.lengths[completion]
@@ -193,7 +191,7 @@ def check_blocks(blocks: BlockManager, scheduler: Scheduler, device: Device) -> 
 def check_rows(blocks: BlockManager, scheduler: Scheduler, device: Device, before: int, tokens: int) -> None:
     """As many run as the blocks allow: the next one did not fit, unless something was just sent back, slots are full
     or there were enough tokens to prefill."""
-    request, following = device.request, scheduler.limit
+    request, following = device.request, scheduler.admitted
     if following < max(before, 1) or following == device.nobody or tokens == scheduler.prefill_tokens:
         return
     if len(scheduler.tables) >= scheduler.num_slots:
@@ -219,16 +217,16 @@ def run(
         blocks, request.prompts, request.num_generations, request.max_new_tokens, slots, every, late, prefill_tokens
     )
     device.begin(request, version, scheduler.num_slots, scheduler.table_width, late)
-    limit, plans, ended = 0, 0, []
-    while plan := scheduler.next_plan():
-        assert plan.limit >= limit or not all(ended[: plan.limit]), "the oldest was sent back"
-        assert plan.steps > 0 or plan.pieces or plan.limit > limit, "nothing is done"
+    admitted, plans, ended = 0, 0, []
+    while plan := scheduler.schedule():
+        assert plan.admitted >= admitted or not all(ended[: plan.admitted]), "the oldest was sent back"
+        assert plan.steps > 0 or plan.pieces or plan.admitted > admitted, "nothing is done"
         report = device.run(plan)
         check_blocks(blocks, scheduler, device)
-        check_rows(blocks, scheduler, device, limit, sum(p.end - p.begin for p in plan.pieces))
+        check_rows(blocks, scheduler, device, admitted, sum(p.end - p.begin for p in plan.pieces))
         scheduler.report(*report)
         ended = report[1]
-        limit, plans = plan.limit, plans + 1
+        admitted, plans = plan.admitted, plans + 1
         assert plans < 100 + 10 * sum(map(len, request.prompts)) + 10 * sum(request.lengths), "it does not end"
     assert device.tokens == [request.answer(i) for i in range(device.nobody)]
     assert set(blocks.holders) == {0}, "a block is still held"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlcourse.rollout.blocks import BLOCK_TOKENS, BlockManager, blocks_in
+from rlcourse.rollout.blocks import BlockManager
 
 
 def filled(blocks: BlockManager, tokens: list[int]) -> list[int]:
@@ -49,9 +49,3 @@ def test_what_is_longest_unused_is_dropped_first_and_the_end_of_a_prompt_before_
     assert set(blocks.allocate(2)) == {6, first[2]}, "the free one, then that which nobody has used since"
     assert blocks.allocate(1) == [second[1]]
     assert blocks.find([4, 5], 2) == second[:1] and blocks.find([1, 2, 3], 3) == first[:2]
-
-
-def test_a_budget_in_gigabytes():
-    """Qwen2.5-0.5B in bf16: 12,288 bytes a token."""
-    assert blocks_in(1.0, layers=24, kv_heads=2, head_dim=64, number_bytes=2) == int(1e9 / (12288 * BLOCK_TOKENS))
-    assert blocks_in(12288 * BLOCK_TOKENS * 3 / 1e9, 24, 2, 64, 2) == 3

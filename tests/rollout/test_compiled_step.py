@@ -1,7 +1,5 @@
-"""The step in PyTorch, compiled: a few programs serve all numbers of rows, cache lengths and samplings.
-
-Dynamo traces and guards as for a GPU; what it traced is run as it is, since compiling for a CPU takes minutes.
-"""
+"""The step in PyTorch, compiled: a few programs serve all numbers of rows, cache lengths and samplings. Dynamo traces
+and guards as for a GPU; what it traced is run as it is, since compiling for a CPU takes minutes."""
 
 import pytest
 import torch

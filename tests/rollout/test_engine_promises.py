@@ -17,8 +17,7 @@ from rlcourse import rollout as engines
 from rlcourse.logprobs import PlainPass
 from rlcourse.rollout import make_engine
 from rlcourse.rollout.hf import HFEngine
-from rlcourse.rollout.torch_engine import sample_at
-from rlcourse.sampling import GREEDY, Sampling, sampling_logits
+from rlcourse.sampling import GREEDY, Sampling, sample_tokens, sampling_logits
 from rlcourse.trial import checkpoint_activations
 
 PROMPTS = [[5, 9, 40], [11, 30, 31, 32, 33]]
@@ -93,10 +92,10 @@ def test_top_k_and_top_p_are_one_graph_for_all_temperatures_and_rows():
     """A graph break, or a program for each temperature, would cost a GPU its CUDA graphs. Traced, not compiled."""
     torch._dynamo.reset()
     counters.clear()
-    traced = torch.compile(sample_at, backend="eager", fullgraph=True, dynamic=True)
+    traced = torch.compile(sample_tokens, backend="eager", fullgraph=True, dynamic=True)
     for rows, temperature in ((3, 1.0), (7, 0.7), (12, 1.4)):
         logits, sampling = 3 * torch.randn(rows, 60), Sampling(temperature, top_k=9, top_p=0.8)
-        tokens, logprobs = traced(logits, torch.tensor([temperature]), replace(sampling, temperature=1.0))
+        tokens, logprobs = traced(logits, replace(sampling, temperature=1.0), torch.tensor([temperature]))
         distribution = sampling_logits(logits, sampling).log_softmax(-1)
         torch.testing.assert_close(logprobs, distribution.gather(1, tokens[:, None])[:, 0])
         assert logprobs.isfinite().all()

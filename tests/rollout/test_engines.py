@@ -1,7 +1,5 @@
-"""All engines sample from the model's own distribution, keep the log-probs they sampled with, and mask alike.
-
-vLLM is tried where it is installed and has a GPU; elsewhere our engine drives a stand-in for it.
-"""
+"""All engines sample from the model's own distribution, keep the log-probs they sampled with, and mask alike. vLLM is
+tried where it is installed and has a GPU; elsewhere our engine drives a stand-in for it."""
 
 from itertools import pairwise
 

@@ -1,13 +1,10 @@
-"""The engine on a GPU, and within a budget against itself with room for all; or in Triton's interpreter on a CPU.
-
-On a CPU a block, and a tile of attention, has few tokens, so that short answers need several.
-"""
+"""The engine on a GPU, and within a budget against itself with room for all; or in Triton's interpreter on a CPU. On a
+CPU a block, and a tile of attention, has few tokens, so that short answers need several."""
 
 import itertools
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
@@ -16,8 +13,8 @@ from reference import answers
 from thorough import thorough
 
 from rlcourse import cuda_graphs, rollout
-from rlcourse.exact import EXACT, LOG2_E, layers, weights
-from rlcourse.rollout import blocks, gpu_engine, make_engine, prefill, slots, triton_attention, triton_step
+from rlcourse.exact import layers, weights
+from rlcourse.rollout import blocks, gpu_engine, make_engine, prefill, slots, triton_step
 from rlcourse.rollout.blocks import BLOCK_TOKENS
 from rlcourse.rollout.gpu_engine import GPUEngine
 from rlcourse.rollout.scheduler import Piece
@@ -75,8 +72,8 @@ class Watched(GPUEngine):
 
 
 def sent_back(plans) -> list[int]:
-    """The limit after each time that something was sent back."""
-    return [after.limit for before, after in itertools.pairwise(plans) if after.limit < before.limit]
+    """Who is admitted after each time that something was sent back."""
+    return [after.admitted for before, after in itertools.pairwise(plans) if after.admitted < before.admitted]
 
 
 def assert_same(found, expected) -> None:
@@ -141,35 +138,6 @@ def test_a_short_piece_is_not_computed_before_the_long_one_that_it_reads(small, 
     assert [(p.begin, p.end) for p in engine.plans[0].pieces] == [(0, BLOCK + BLOCK // 2), (BLOCK, BLOCK + 1)]
     assert len(prefill.passes(engine.plans[0].pieces, 2 * BLOCK, 9)) == 2
     assert_same(found, with_room(policy, prompts, 1, 2, GREEDY))
-
-
-@pytest.mark.parametrize("splits", [1, 5])
-def test_attention_over_blocks_is_that_over_rows(splits):
-    """Also where there are more splits than blocks: 5 of them, for up to three blocks. What it does not have is nan."""
-    keys, heads, kv_heads, rows, head_dim = BLOCK, 4, 2, 4, 64
-    torch.manual_seed(0)
-    cache = torch.randn(2, rows, kv_heads, 3 * keys, head_dim, device=DEVICE).to(DTYPE)
-    q = torch.randn(rows, heads, head_dim, device=DEVICE).to(DTYPE)
-    position = torch.tensor([0, keys - 1, keys, 3 * keys - 1], device=DEVICE)
-    completion = torch.tensor([2, 0, 3, 1], device=DEVICE)
-    order = torch.randperm(rows * 3, device=DEVICE) + 1
-    table = torch.zeros(rows + 1, 3, dtype=torch.int32, device=DEVICE)
-    pool = torch.full((2, 1 + rows * 3, kv_heads, keys, head_dim), float("nan"), device=DEVICE).to(DTYPE)
-    for row, owner in enumerate(completion.tolist()):
-        for j in range(int(position[row]) // keys + 1):
-            table[owner, j] = block = order[3 * row + j]
-            pool[:, block] = cache[:, row, :, j * keys : (j + 1) * keys]
-    out, arrived = torch.zeros_like(q), torch.zeros(rows * kv_heads, dtype=torch.int32, device=DEVICE)
-    partial_acc = torch.zeros(rows * kv_heads * 3 * 32, head_dim, device=DEVICE)
-    triton_attention.attention_kernel[(kv_heads, rows, splits)](
-        q, pool, table, completion, 3, position, partial_acc, partial_acc[:, :2].clone(), arrived, out,
-        LOG2_E * head_dim**-0.5, heads, kv_heads, head_dim, *pool.stride()[:3], splits, keys, PDL=False, **EXACT,
-    )  # fmt: skip
-    seen = torch.arange(3 * keys, device=DEVICE) <= position[:, None, None, None]
-    wide = q[:, :, None].float(), *cache.float()
-    expected = F.scaled_dot_product_attention(*wide, attn_mask=seen, enable_gqa=True)[:, :, 0]
-    torch.testing.assert_close(out.float(), expected, atol=2e-2 if ON_GPU else 1e-5, rtol=0)
-    assert not arrived.any()
 
 
 def test_what_does_not_fit_is_refused_in_a_sentence(small, monkeypatch):

@@ -80,18 +80,12 @@ def test_long_rollouts_in_little_memory(seed):
         rng.shuffle(prompts)
 
 
-def test_a_prompt_of_whole_blocks_that_is_all_there_computes_its_last_block_again():
-    """Without a token to compute there would be no logits."""
-    blocks, device = cache(40)
-    request = Request([ids(3 * BLOCK)], 3, 6, [6, 2, 4])
-    run(blocks, device, request)
-    assert device.pieces == [(0, 0, 3 * BLOCK)]
-    run(blocks, device, request)
-    assert device.pieces == [(0, 2 * BLOCK, 3 * BLOCK)]
-
-
 def test_a_known_prefix_is_not_computed_again_within_a_rollout_nor_in_the_next():
+    """But for its last block where it is a whole prompt: without a token to compute there would be no logits."""
     blocks, device = cache(40)
+    for begin in (0, 2 * BLOCK):
+        run(blocks, device, Request([ids(3 * BLOCK, 1)], 3, 6, [6, 2, 4]))
+        assert device.pieces == [(0, begin, 3 * BLOCK)]
     common = ids(2 * BLOCK)
     run(blocks, device, Request([[*common, 1], [*common, 2, 3]], 1, 3, [3, 3]))
     assert device.pieces == [(0, 0, 2 * BLOCK + 1), (1, 2 * BLOCK, 2 * BLOCK + 2)]
@@ -167,24 +161,16 @@ def test_a_batch_is_halved():
 # What it must not do for nothing: no answer would change, so the device cannot notice
 
 
-@pytest.fixture
-def plans(monkeypatch) -> list:
-    """Those of a rollout with blocks for all."""
-    found, next_plan = [], Scheduler.next_plan
-    monkeypatch.setattr(Scheduler, "next_plan", lambda self: found.append(next_plan(self)) or found[-1])
+def test_slots_are_sorted_only_when_fewer_are_decoded_and_a_row_is_sent_only_when_it_has_changed(monkeypatch):
+    """In a rollout with blocks for all."""
+    plans, schedule = [], Scheduler.schedule
+    monkeypatch.setattr(Scheduler, "schedule", lambda self: plans.append(schedule(self)) or plans[-1])
     lengths = [30, *range(2, 30), 3, 3, 3]
     run(*cache(400), Request([[1, 2, 3], [4, 5]], 16, 30, lengths), slots=32)
-    return found[:-1]
-
-
-def test_slots_are_sorted_only_when_fewer_are_decoded(plans):
-    sizes = [32, *(plan.size for plan in plans)]
+    assert plans.pop() is None
+    sizes, sent = [32, *(plan.size for plan in plans)], {}
     assert [plan.compact for plan in plans] == [after < before for before, after in pairwise(sizes)]
     assert sizes[-1] < sizes[1] == 32
-
-
-def test_a_row_is_sent_only_when_it_has_changed(plans):
-    sent: dict[int, list[int]] = {}
     for plan in plans:
         assert all(row != sent.get(completion) for completion, row in plan.rows.items())
         sent |= plan.rows

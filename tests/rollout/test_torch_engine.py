@@ -7,7 +7,7 @@ from reference import assert_logprobs_are_the_models
 
 from rlcourse import cuda_graphs
 from rlcourse.rollout import make_engine, torch_engine
-from rlcourse.rollout.torch_engine import TorchEngine, drop_ended
+from rlcourse.rollout.torch_engine import TorchEngine, without_ended
 from rlcourse.sampling import GREEDY, Sampling
 
 PROMPTS = [[5, 9, 40, 7], [11], [30, 31, 32, 33, 34, 35, 36], [8, 8], [50, 51, 52]]
@@ -16,23 +16,24 @@ PROMPTS = [[5, 9, 40, 7], [11], [30, 31, 32, 33, 34, 35, 36], [8, 8], [50, 51, 5
 @pytest.mark.parametrize("every", [3, 16])
 def test_greedy_tokens_are_those_of_generate_however_often_the_host_looks(policy, every, monkeypatch):
     expected = make_engine(policy, "hf-dynamic", torch.float32).generate(PROMPTS, 2, 21, GREEDY)
-    monkeypatch.setitem(torch_engine.STEPS_BETWEEN_LOOKS, DEVICE, every)
     monkeypatch.setattr(cuda_graphs, "SMALLEST", 1)
-    found = TorchEngine(policy).generate(PROMPTS, 2, 21, GREEDY)
+    engine = TorchEngine(policy)
+    engine.steps_between_looks = every
+    found = engine.generate(PROMPTS, 2, 21, GREEDY)
     assert torch.equal(found.ids, expected.ids) and torch.equal(found.prompt_lengths, expected.prompt_lengths)
     assert torch.equal(found.completion_lengths, expected.completion_lengths)
     assert torch.equal(found.finished, expected.finished)
     torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("resize", [cuda_graphs.halve, drop_ended])
+@pytest.mark.parametrize("resize", [cuda_graphs.halve, without_ended])
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.7), Sampling(top_k=5), Sampling(top_p=0.8)])
 def test_the_step_becomes_smaller_as_completions_end(policy, sampling, resize, monkeypatch):
-    monkeypatch.setattr(torch_engine, "halve" if DEVICE == "cuda" else "drop_ended", resize)
+    monkeypatch.setattr(torch_engine, "halve" if DEVICE == "cuda" else "without_ended", resize)
     monkeypatch.setattr(cuda_graphs, "SMALLEST", 1)
-    monkeypatch.setitem(torch_engine.STEPS_BETWEEN_LOOKS, DEVICE, 2)
     policy.eos_ids = list(range(0, len(policy.tokenizer), 12))
     engine, sizes, record = TorchEngine(policy), [], TorchEngine._record
+    engine.steps_between_looks = 2
     monkeypatch.setattr(TorchEngine, "_record", lambda self, size, *a: sizes.append(size) or record(self, size, *a))
     torch.manual_seed(0)
     rollout = engine.generate(PROMPTS, 8, 30, sampling)
@@ -42,8 +43,8 @@ def test_the_step_becomes_smaller_as_completions_end(policy, sampling, resize, m
 
 
 def test_a_batch_becomes_smaller_when_a_quarter_has_ended():
-    assert [drop_ended(64, live) for live in (64, 49, 48, 47, 1)] == [64, 64, 48, 47, 1]
-    assert [drop_ended(8, live) for live in (7, 1)] == [8, 8]
+    assert [without_ended(64, live) for live in (64, 49, 48, 47, 1)] == [64, 64, 48, 47, 1]
+    assert [without_ended(8, live) for live in (7, 1)] == [8, 8]
 
 
 def test_room_is_used_again_on_a_gpu_grows_only_when_it_must_and_is_given_back(policy):

@@ -14,9 +14,9 @@ from steps import by_rows, new_step
 from thorough import thorough
 
 from rlcourse import cuda_graphs
-from rlcourse.exact import EXACT, GROUP
+from rlcourse.exact import GROUP
 from rlcourse.exact.weights import fused_weights
-from rlcourse.rollout import gpu_engine, make_engine, tiles, triton_kernels, triton_step
+from rlcourse.rollout import gpu_engine, make_engine, tiles, triton_step
 from rlcourse.rollout.decoder import Decoder
 from rlcourse.rollout.gpu_engine import GPUEngine
 from rlcourse.sampling import GREEDY, Sampling
@@ -209,20 +209,3 @@ def test_tiles_fit_the_shared_memory_of_a_small_gpu(rows, hidden, inner, head_di
         for p, matrices in ((config.qkv, 2), (config.out, 1), (config.gate_up, 2), (config.down, 1)):
             assert p.stages * 2 * p.depth * (p.rows + matrices * (p.columns + p.more)) < shared
             assert p.stages >= 2 and p.depth >= 32
-
-
-@pytest.mark.parametrize(("columns", "more", "preloaded"), [(16, 0, 0), (32, 8, 1), (16, 8, 2)])
-def test_gate_and_up_in_two_tiles_are_what_the_products_say(columns, more, preloaded):
-    torch.manual_seed(0)
-    rows, hidden, inner = 5, 128, 152  # of which 152 / 40 is no whole number
-    y, w = torch.randn(rows, hidden).to(DTYPE), torch.randn(2 * inner, hidden).to(DTYPE)
-    squares = (y.float() ** 2).view(rows, -1, 32).sum(-1)
-    y, w, squares = (t.to(DEVICE) for t in (y, w, squares))
-    h = torch.full((rows + 1, inner), 7.0, dtype=DTYPE, device=DEVICE)
-    sizes = rows, 1e-6, inner, hidden, 16, columns, more, 32, preloaded, False
-    triton_kernels.gate_up_kernel[(-(-inner // (columns + more)), 1)](y, squares, w, h, *sizes, **EXACT)
-    scale = (squares.sum(1, keepdim=True) / hidden + 1e-6).rsqrt()
-    gate, up = ((y.float() @ part.float().T).to(DTYPE).float() * scale for part in w.split(inner))
-    tolerance = {"atol": 1e-4, "rtol": 1e-4} if DEVICE == "cpu" else {"atol": 0.1, "rtol": 0.05}
-    torch.testing.assert_close(h[:rows].float(), torch.nn.functional.silu(gate) * up, **tolerance)
-    assert (h[rows] == 7).all()

@@ -1,5 +1,4 @@
 """The engine `vllm` beyond what all engines promise (`test_engines.py`): how it starts, sleeps, and takes weights over.
-
 Here vLLM is the stand-in of `vllm_in_memory.py`, also where vLLM itself is installed; there test_engines.py runs vLLM.
 """
 

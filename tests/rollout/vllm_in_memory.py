@@ -1,10 +1,8 @@
-"""A stand-in for vLLM: of its interface what our engine uses, and nothing else, over transformers' model.
-
-As far as it goes it does what vLLM 0.24 does, also what is awkward: it seeds everybody's generators, draws from
-NumPy's, keeps keys and values of prompts until it is told that they are stale, ends answers at ids of the model's own
-unless told not to, and reports log-probs of the model's own distribution unless told to report those sampled with.
-Where vLLM and a GPU are there, `test_engines.py` asks the same of vLLM itself.
-"""
+"""A stand-in for vLLM: of its interface what our engine uses, and nothing else, over transformers' model. As far as it
+goes it does what vLLM 0.24 does, also what is awkward: it seeds everybody's generators, draws from NumPy's, keeps keys
+and values of prompts until it is told that they are stale, ends answers at ids of the model's own unless told not to,
+and reports log-probs of the model's own distribution unless told to report those sampled with. Where vLLM and a GPU are
+there, `test_engines.py` asks the same of vLLM itself."""
 
 import importlib.machinery
 import importlib.util

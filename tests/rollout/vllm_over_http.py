@@ -1,7 +1,5 @@
-"""A stand-in for a vLLM server: of its interface what our engine uses, over `vllm_in_memory`.
-
-What goes by HTTP there is a call here, and what goes from GPU to GPU by NCCL goes through a queue.
-"""
+"""A stand-in for a vLLM server: of its interface what our engine uses, over `vllm_in_memory`. What goes by HTTP there
+is a call here, and what goes from GPU to GPU by NCCL goes through a queue."""
 
 import io
 import json

@@ -85,7 +85,7 @@ def _skewed(policy: Policy, prompt_tokens: int, repeats: int) -> tuple[Rows, lis
         found.append({"variant": variant, "lengths": "skewed", "rows": COMPLETIONS} | row | _differ(rollout, first))
         steps = sum(plan.steps for plan in engine.plans)
         tokens = int(rollout.completion_lengths.sum()) - COMPLETIONS  # the first ones come from prefill
-        back = sum(after.limit < before.limit for before, after in itertools.pairwise(engine.plans))
+        back = sum(after.admitted < before.admitted for before, after in itertools.pairwise(engine.plans))
         found[-1] |= {"rows_at_once": tokens / steps, "sent_back": back}
         engine.sleep()
     return found, first.completion_lengths.tolist()
