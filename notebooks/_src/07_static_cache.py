@@ -872,7 +872,7 @@ plt.show()
 # On a host-bound step, which fewer rows don't shorten, that saves nothing. Only *refill* makes fewer steps. It still
 # loses the tail, when nothing is left to refill with.
 #
-# On the GPU, `generate` waits; vLLM (measured at 64 rows) and our engine refill. **Look for** how much of its speed
+# On the GPU, `generate` waits; vLLM (measured at 16 and 64 rows) and our engine refill. **Look for** how much of its speed
 # each keeps when lengths differ.
 
 # %% tags=["hide-input"]

@@ -810,7 +810,6 @@ off = [max(abs(rule[name] / us[name, LARGE] - 1) for name in seen) for rule in (
 more = seen["attention-cute"]["MB"] / of_step_2["MB"]
 gain_of_sum = added["attention-split"] / added["attention-split-ahead"]
 gain_measured = us["attention-split", LARGE] / us["attention-split-ahead", LARGE]
-saved = us["attention-split", LARGE] - us["attention-split-ahead", LARGE]  # half the waiting, if nothing else changed
 
 # %% [markdown]
 # A roofline takes the longest, and is off by up to {{ 100 * off[0]:.0f }}%. **Add** latency and issue, take the bytes
@@ -820,17 +819,48 @@ saved = us["attention-split", LARGE] - us["attention-split-ahead", LARGE]  # hal
 # <br><small>A test of this kernel disassembles it.</small>
 #
 # The sum gets the times about right, not the gain: it says {{ gain_of_sum:.2f }} where we measured {{ gain_measured:.2f
-# }}. {{ assert gain_of_sum > gain_measured + 0.15 }} If two tiles do halve the waiting, the {{ saved:.0f }} µs they
-# saved mean that step 2 waits about {{ 2 * saved:.0f }} µs, not {{ of_step_2["latency"]:.0f }}, and does something else
-# for about {{ us["attention-split", LARGE] - 2 * saved:.0f }}. So our estimates of the two parts are rough. What the
-# table does show is that no single one of them explains the time.
+# }}. {{ assert gain_of_sum > gain_measured + 0.15 }} So what do warps do all the time? Nsight Compute (`ncu`) looks: in
+# each cycle, which warps could issue, and what the others wait for, their *stall reasons*. **Look for** what the second
+# tile changed.
+
+# %% tags=["hide-input"]
+# @title Table: what warps wait for, by Nsight Compute
+REASONS = {
+    "memory": ["long_scoreboard"],
+    "a result": ["wait", "short_scoreboard", "math_pipe_throttle", "dispatch_stall", "mio_throttle"],
+    "nothing": ["selected", "not_selected"],
+}
+stalls = load_record("stalls", "NVIDIA H200")
+profiled = {row["variant"]: row for row in stalls["results"]}
+waits = {}
+lines = ["| kernel | a scheduler issues | a warp waits for memory | for a result | for nothing |", "| --- " * 5 + "|"]
+for name, row in profiled.items():
+    whole = sum(
+        value
+        for key, value in row.items()
+        if key not in ("variant", "shape", "us", "issue_active", "warps", "instructions")
+    )
+    waits[name] = {kind: 100 * sum(row[reason] for reason in reasons) / whole for kind, reasons in REASONS.items()}
+    shares = " | ".join(f"{share:.0f}%" for share in waits[name].values())
+    lines.append(f"| {NAMES[name]} | in {row['issue_active']:.0f}% of cycles | {shares} |")
+display(Markdown("\n".join([*lines, "", provenance(stalls)])))
+one, two, best = (profiled[f"attention-{name}"] for name in ("split", "split-ahead", "cute"))
+waits_one, waits_two, waits_best = (waits[row["variant"]] for row in (one, two, best))
+
+# %% [markdown]
+# With the second tile, warps wait for memory {{ waits_two["memory"]:.0f }}% of their time instead of {{
+# waits_one["memory"]:.0f }}%. But now they wait for results of their own {{ waits_two["a result"]:.0f }}% instead of {{
+# waits_one["a result"]:.0f }}%, and a scheduler, with {{ two["warps"]:.1f }} warps to choose from, issues in {{
+# two["issue_active"]:.0f }}% of cycles instead of {{ one["issue_active"]:.0f }}%. {{ assert waits_two["a result"] >
+# waits_one["a result"] + 8 }} One wait made room for another, which no bound of ours has.
 #
-# Step 3 cut both parts, with {{ fewer:.0f }} times fewer instructions and {{ more:.0f }} times the bytes in flight.
-# Together they now take less time than the bytes. {{ assert seen["attention-cute"]["latency"] +
-# seen["attention-cute"]["issue"] < seen["attention-cute"]["bytes"] }}
+# Step 3 waits for memory most, {{ waits_best["memory"]:.0f }}% of its time, and is the fastest. So a stall reason isn't
+# a verdict: at {{ 100 * rate["attention-cute", LARGE]:.0f }}% of a copy, memory is all there's left to wait for. Its {{
+# fewer:.0f }} times fewer instructions and {{ more:.0f }} times the bytes in flight cut both parts of the sum, which
+# now take less time than the bytes. {{ assert seen["attention-cute"]["latency"] + seen["attention-cute"]["issue"] <
+# seen["attention-cute"]["bytes"] }}
 #
-# So that's what the roofline left out: **times overlap only if the program makes them**. Nsight Compute (`ncu --set
-# full`) shows the waits themselves, as *warp stall reasons*.
+# So that's what the roofline left out: **times overlap only if the program makes them**.
 #
 # ## 10 · RoPE and the cache write in the same launch
 #

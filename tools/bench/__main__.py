@@ -19,7 +19,7 @@ from tools.records import results_table
 
 BENCHMARKS = (
     "cute", "decode", "exact", "gap", "kernels", "layer", "learn", "logprobs", "lowered", "mismatch", "paged",
-    "rollout", "scale", "step", "story", "trace", "update",
+    "rollout", "scale", "stalls", "step", "story", "trace", "update",
 )  # fmt: skip
 IN_PARTS = ("decode", "exact", "step", "update")  # those whose rows can be kept as they are measured
 
@@ -93,6 +93,10 @@ def measured(
             from tools.bench.scale import scale
 
             return *scale(shape, rows[-1], options.new_tokens, gpus, repeats), {}
+        case "stalls":
+            from tools.bench.stalls import stalls
+
+            return *stalls(), {}
         case "story":
             from tools.bench.story import story
 
