@@ -872,8 +872,8 @@ plt.show()
 # On a host-bound step, which fewer rows don't shorten, that saves nothing. Only *refill* makes fewer steps. It still
 # loses the tail, when nothing is left to refill with.
 #
-# On the GPU, `generate` waits; vLLM (measured at 16 and 64 rows) and our engine refill. **Look for** how much of its speed
-# each keeps when lengths differ.
+# On the GPU, `generate` waits; vLLM (measured at 16 and 64 rows) and our engine refill. **Look for** how much of its
+# speed each keeps when lengths differ.
 
 # %% tags=["hide-input"]
 # @title Table: skewed lengths on the GPU

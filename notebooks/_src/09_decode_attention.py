@@ -274,14 +274,16 @@ little = asked / (GPUS["H200"].gb_per_s * 1e3 * LATENCY_US)
 # @title `excerpt(module, begin, end)`: from a module's source
 
 
-def excerpt(module, begin: str, end: str | None = None) -> None:
-    """Show a module's source from `begin` up to, but without, `end`; without an end, all that follows."""
+def excerpt(module, begin: str, end: str | None = None, folded: str = "") -> None:
+    """Show a module's source from `begin` up to, but without, `end`; without an end, all that follows.
+
+    folded: a summary, on which one clicks to see it."""
     source = inspect.getsource(module)
     start = source.index(begin)
     start = source.rindex("\n", 0, start) + 1
     stop = source.index(end, start + len(begin)) if end else None
-    text = inspect.cleandoc("\n" + source[start:stop])
-    display(Markdown(f"```python\n{text.rstrip()}\n```"))
+    text = f"```python\n{inspect.cleandoc(chr(10) + source[start:stop]).rstrip()}\n```"
+    display(Markdown(f"<details><summary>{folded}</summary>\n\n{text}\n\n</details>" if folded else text))
 
 
 excerpt(decode_simple, "@dataclass(frozen=True)", "@cute.jit\ndef attend")
@@ -317,6 +319,10 @@ excerpt(decode_simple, "@cute.jit\ndef attend", "@cute.jit\ndef take")
 
 # %%
 excerpt(decode_simple, "@cute.jit\ndef take", "@cute.jit\ndef begin")
+excerpt(
+    decode_simple, "@cute.jit\ndef begin", folded="The rest of the kernel: <code>begin</code> and <code>leave</code>"
+)
+excerpt(decode_common, "@cute.jit\ndef chunks", folded="What all steps share: <code>decode_common.py</code>")
 
 # %% [markdown]
 # Two rows, one with left padding, and every slot outside a row's own **poisoned with nan**.
@@ -717,6 +723,7 @@ plt.show()
 
 # %%
 excerpt(decode_attention, "    m_new = m\n    for i in range_constexpr(scores", "@cute.jit\ndef multiply_values")
+excerpt(decode_attention, "@dataclass(frozen=True)", folded="Step 3, the whole kernel")
 
 # %% [markdown]
 # (`multiply_values` renumbers too: exercise 3.) Is the kernel right, and how many instructions does it take?
