@@ -143,10 +143,6 @@ def checked(value: Any, names: Iterable[str]) -> Scores | None:
     return dict(zip(names, map(float, found), strict=True))
 
 
-class Unanswered(Exception):
-    """Why there is no answer, in a sentence; a second argument that is true: a retry may bring one."""
-
-
 class NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_) -> None:
         """Another address would be sent the key as well."""
@@ -167,59 +163,49 @@ class Endpoint:
             return list(threads.map(self._reply, conversations))
 
     def _reply(self, conversation: Conversation) -> str | None:
-        reply = None
-        if self.failed_in_a_row < GIVE_UP:
-            try:
-                reply, self.failed_in_a_row = self.ask(conversation), 0
-            except Unanswered as error:
-                self.failed_in_a_row += 1
-                self.reason = error.args[0]
+        reply = self.ask(conversation) if self.failed_in_a_row < GIVE_UP else None
+        self.failed_in_a_row = self.failed_in_a_row + 1 if reply is None else 0
         return reply
 
-    def ask(self, conversation: Conversation) -> str:
-        """The reply, with retries while time is left. Raises Unanswered."""
+    def ask(self, conversation: Conversation) -> str | None:
+        """The reply, with retries while time is left. None without one, and `reason` says why."""
         deadline, wait = time.monotonic() + self.seconds, FIRST_WAIT
         while True:
-            try:
-                return text_of(self._post(conversation, deadline))
-            except Unanswered as error:
-                if True not in error.args or time.monotonic() + wait >= deadline:
-                    raise
+            reply, reason, may_pass = self._post(conversation, deadline)
+            if reply is not None:
+                return reply
+            self.reason = reason
+            if not may_pass or time.monotonic() + wait >= deadline:
+                return None
             time.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
 
-    def _post(self, conversation: Conversation, deadline: float) -> bytes:
+    def _post(self, conversation: Conversation, deadline: float) -> tuple[str | None, str, bool]:
+        """The reply; or None, why, and whether a retry may bring one."""
         system, user = conversation
         messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
         body = {"model": self.name, "messages": messages, "temperature": 0, "max_tokens": MOST_TOKENS}
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY, "").strip():
             headers["Authorization"] = f"Bearer {key}"
+        found = bytearray()
         try:
             request = urllib.request.Request(self.url, json.dumps(body).encode(), headers)
             with self.opener.open(request, timeout=max(deadline - time.monotonic(), 1e-3)) as response:
-                found = bytearray()
                 while piece := response.read1(1 << 16):
                     found += piece
-                    if len(found) > MOST_BYTES or time.monotonic() > deadline:
-                        why = "is too long" if len(found) > MOST_BYTES else "takes too long"
-                        raise Unanswered(f"the answer {why}")
-                return bytes(found)
+                    if len(found) > MOST_BYTES:
+                        return None, "the answer is too long", False
+                    if time.monotonic() > deadline:
+                        return None, "the answer takes too long", False
         except urllib.error.HTTPError as error:
             error.close()
-            again = error.code in (408, 409, 429) or error.code >= 500
-            raise Unanswered(f"{self.url} answers {error.code}", again) from None
+            return None, f"{self.url} answers {error.code}", error.code in (408, 409, 429) or error.code >= 500
         except (OSError, ValueError, http.client.HTTPException) as error:
             why = getattr(error, "reason", None) or type(error).__name__  # the error's text may quote the key
-            raise Unanswered(f"{self.url}: {why}", True) from None
-
-
-def text_of(content: bytes) -> str:
-    """The reply in a response's body. Raises Unanswered."""
-    try:
-        text = json.loads(content)["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        text = None
-    if not isinstance(text, str):
-        raise Unanswered("the reply is not a chat completion")
-    return text
+            return None, f"{self.url}: {why}", True
+        with suppress(ValueError, LookupError, TypeError, RecursionError):
+            text = json.loads(found)["choices"][0]["message"]["content"]
+            if isinstance(text, str):
+                return text, "", False
+        return None, "the reply is not a chat completion", False
