@@ -1,16 +1,18 @@
 r"""Mathematics with answers in `\boxed{}`, from the hub or a local folder. DeepMath-103K to train on (He et al. 2025,
 arXiv:2504.11456), MATH-500 to test (Hendrycks et al. 2021, arXiv:2103.03874, in the choice of Lightman et al. 2023,
-arXiv:2305.20050)."""
+arXiv:2305.20050). Answers are compared by value with math-verify. SymPy can take forever or all memory to simplify a
+policy's LaTeX, so that is done in a process with limits."""
 
 import functools
 import importlib.util
 import os
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlcourse.hub import load_rows
 from rlcourse.settings import MANY
-from rlcourse.tasks.boxed import as_written, last_box
 from rlcourse.tasks.jsonl import check_columns, hold_out, read_train_and_test, texts_of
 from rlcourse.tasks.pool import Failed, JudgePool
 from rlcourse.tasks.task import Attempt, MathTask, Problem
@@ -26,11 +28,40 @@ HUB = (
     ("HuggingFaceH4/MATH-500", "test", ["problem", "answer", "level"]),
 )
 
+# These are no answer: SymPy would compute the integral that the problem asks for, and find it equal.
+TO_COMPUTE = re.compile(
+    r"\\(?:i*int|oint|sum|prod|lim|limsup|liminf|sup|inf|max|min|gcd|lcm|det)(?![a-zA-Z])"
+    r"|\\[dt]?frac\{?(?:d|\\partial)\}?\s*\{?(?:d|\\partial)"
+    r"|\\operatorname|\\begin\{vmatrix\}"
+)
+TOKEN = re.compile(r"\\boxed\s*+\{|\\.|[{}]", re.DOTALL)
+WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|textit)\s*+\{([^{}]*+)\}")
+DIGITS = 300  # to which numbers that are no decimals are compared; 15, as is usual, finds 1/2^98 and 1/2^99 equal
+SPACES = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\$")
+
+# Between two numbers, 1 2; but not in 1 234, \frac1 2 and \log_2 8.
+GAP = r"(?<=[0-9])(?<![_c][0-9])(?<!c [0-9])(?:\s|\\[,;:! ]|~)+(?=[0-9])(?![0-9]{3}(?![0-9]))"
+
+# math-verify drops these, or reads them as something else: bases, primes, moduli, dots; 1/2x as 1/(2x), 1e5 as 5e.
+UNREAD = re.compile(
+    r"[0-9]\s*[eE][-+]?[0-9]|[0-9]\s*_|[0-9A-F]{2,}\s*_|\)\s*_"  # bases
+    r"|['\"′″]|\\prime|!!|\\[bp]?mod(?![a-z])|\\equiv|\\angle|\\[lcdv]?dots|…|\.\.|\^\{?T"
+    r"|/(?:[0-9]+|[a-zA-Z])(?=[a-zA-Z(]|\\[a-z])|(?<![0-9:])[0-9]{1,2}:[0-9]{2}(?![0-9:])"  # 1/2x, 12:30
+    rf"|{GAP}|\b(?:hundred|thousand|million|billion|trillion|dozen)s?\b"
+)
+LOG = re.compile(r"\\log(?!\s*_|[a-zA-Z])")  # of which base?
+DEGREES = re.compile(r"\^?\{?\\circ\}?|°|\\degree")
+UNIT = re.compile(
+    r"(?<=[^\s{(])(?:\s|\\[,;:! ]|~)*(?:\\(?:text|textbf|textrm|mathrm|mbox)\s*\{~?([^{}]*)\}"
+    r"|(?<=[0-9}])\s+((?:[cmk]m|kg|mph|[a-z]{4,})[a-z/ ]*))((?:\^\{?[0-9]\}?)?)\.?$"
+)
+DECIMAL = re.compile(r"(?<![0-9,.])([0-9]+)\.([0-9]+)(?![0-9.])")
+
 
 @dataclass(frozen=True)
 class BoxedTask(MathTask):
     r"""The strict reading is the last `\boxed{}`; without one, the lenient one looks in the last `TAIL` characters.
-    Answers are compared by `rlcourse.tasks.boxed.compare`, for at most `SECONDS`."""
+    Answers are compared by `compare`, for at most `SECONDS`."""
 
     def verify(self, text: str, gold: str) -> Readings:
         [readings] = self.judge([Attempt(Problem("", "", gold), text, 0, finished=True)], training=True)
@@ -44,8 +75,7 @@ class BoxedTask(MathTask):
             for i, (a, box) in enumerate(zip(attempts, boxes, strict=True))
             if a.finished and not (box and is_copied(box, a.problem))
         }
-        different = list(dict.fromkeys(items.values()))  # answers of a group are often the same
-        found = dict(zip(different, compare_all(different), strict=True))
+        found = compare_all(items.values())  # answers of a group are often the same
         verdicts = []
         for i, box in enumerate(boxes):
             right, answer = found[items[i]] if i in items else (False, box)
@@ -62,20 +92,18 @@ def is_copied(box: str, problem: Problem) -> bool:
     return any(sign in written for sign in "+-*/^\\") and written in as_written(problem.question)
 
 
-def compare_all(items: list[tuple[str, str, bool]]) -> list[tuple[bool, str | None]]:
-    """(right, answer) for each (gold, written, boxed). A process compares those not written like the gold answer."""
-    hard = [item for item in items if not (item[2] and as_written(item[0]) == as_written(item[1]))]
-    results = dict(zip(hard, pool().map(hard), strict=True)) if hard else {}
-    compared = [results.get(item, (True, item[1])) for item in items]
-    return [
-        (False, written if boxed else None) if isinstance(result, Failed) else result
-        for (_, written, boxed), result in zip(items, compared, strict=True)
-    ]
+def compare_all(items: Iterable[tuple[str, str, bool]]) -> dict[tuple[str, str, bool], tuple[bool, str | None]]:
+    """(right, answer) by (gold, written, boxed). A process compares those not written like the gold answer."""
+    found = {item: (True, item[1]) for item in items}
+    hard = [item for item in found if not (item[2] and as_written(item[0]) == as_written(item[1]))]
+    for item, result in zip(hard, pool().map(hard) if hard else (), strict=True):
+        found[item] = (False, item[1] if item[2] else None) if isinstance(result, Failed) else result
+    return found
 
 
 @functools.cache
 def pool() -> JudgePool:
-    return JudgePool("rlcourse.tasks.boxed:compare", min(PROCESSES, os.cpu_count() or 1), SECONDS, MEMORY_GB)
+    return JudgePool("rlcourse.tasks.math:compare", min(PROCESSES, os.cpu_count() or 1), SECONDS, MEMORY_GB)
 
 
 def load(data_dir: str | None = None) -> BoxedTask:
@@ -110,3 +138,100 @@ def problem_of(record: dict[str, Any]) -> Problem:
     level = record.get("level", record.get("difficulty"))
     graded = type(level) in (int, float) and 0 <= level <= MANY  # DeepMath has -1 for a difficulty that is not known
     return Problem(question.strip(), "", answer.strip(), int(level) if graded else None)
+
+
+def last_box(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}` that is closed and not empty, the inner one if nested, in one pass; else
+    None. `\{` and `\}` are text."""
+    opened, best = [], (-1, None)
+    for token in TOKEN.finditer(text):
+        if token[0].endswith("{") and token[0] != r"\{":
+            opened.append((token.end(), token[0] != "{"))
+        elif token[0] == "}" and opened:
+            start, is_box = opened.pop()
+            content = text[start : token.start()].strip()
+            if is_box and content and start > best[0]:
+                best = (start, content)
+    return best[1]
+
+
+def as_written(answer: str) -> str:
+    r"""The answer without what doesn't change its meaning: dollar signs, `\left`, `\text{}` around words, kinds of
+    `\frac`, a full stop at the end, and spaces except between two numbers."""
+    answer = SPACES.sub("", re.sub(GAP, "|", WRAPPED.sub(r"\1", answer.replace(r"\$", ""))))
+    answer = re.sub(r"([_^])\{(\w|\\circ)\}", r"\1\2", re.sub(r"\\[dt]frac", r"\\frac", answer))
+    return re.sub(r"(?<!\.)\.$", "", answer)
+
+
+def apart_from_unit(answer: str) -> tuple[str, str]:
+    """The answer without words for a unit at its end, and these."""
+    found = UNIT.search(answer)
+    return (answer, "") if found is None else (answer[: found.start()], "".join(map(str, found.groups(""))).strip())
+
+
+def must_be_alike(answer: str) -> bool:
+    """Whether math-verify would read something else than is written: a base, degrees in an expression, a word."""
+    number = re.fullmatch(r"(?:\\[dt]?frac|[-+−0-9.,/{}() ])*", rest := DEGREES.sub("", answer))
+    return bool(UNREAD.search(answer)) or (rest != answer and not number)
+
+
+def of_another_kind(gold: str, answer: str) -> bool:
+    """Whether these are two words, which math-verify would read as products of letters, or a set and a tuple."""
+    if gold.isalpha() and answer.isalpha():
+        return gold.lower() != answer.lower() or len(gold) == 1
+    return {gold[:2] == r"\{", answer[:2] == r"\{"} == {True, False} and {gold[:1], answer[:1]} & {*"(["} != set()
+
+
+def places(*answers: str) -> int:
+    """The decimals to compare: of the decimal that has fewest, but 6 at least, and more where they begin with zeros."""
+    decimals = [max(map(len, found)) for answer in answers if (found := re.findall(r"\.([0-9]+)", answer))]
+    zeros = [len(found) for answer in answers for found in re.findall(r"(?<![0-9])0?\.(0+)[1-9]", answer)]
+    return max([6, min(decimals, default=0), *(5 + n for n in zeros)])
+
+
+def left_to_compute(answer: str, gold: str) -> bool:
+    """Whether the answer leaves a computation undone that the gold answer doesn't."""
+    return bool(TO_COMPUTE.search(answer)) and not TO_COMPUTE.search(gold)
+
+
+def compare(item: tuple[str, str, bool]) -> tuple[bool, str | None]:
+    """(gold, written, boxed) → (right, the answer as read or None). Whether the answer equals the gold one as
+    mathematics.
+
+    boxed: `written` is the answer; else a text that ends in it: in dollars, after "the answer is", or the last number.
+    Integers, fractions, expressions, sets, intervals, inequalities, tuples and matrices are compared exactly, decimals
+    to 6 places at least (`places`), without percent signs and a unit that only one has; anything else must be written
+    alike.
+    """
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+    gold, written, boxed = item
+    usual = LatexExtractionConfig().normalization_config
+    latex = LatexExtractionConfig(normalization_config=replace(usual, units=False))  # its units: the t of 3t
+    answer = written
+    if not boxed:
+        found = parse(written, [latex, ExprExtractionConfig()], parsing_timeout=None)
+        answer = str(found[-1]) if found else None
+    if answer is None or left_to_compute(answer, gold):
+        return False, answer
+    if as_written(answer) == as_written(gold):
+        return True, answer
+    (expected, unit), (given, other) = map(apart_from_unit, (gold, answer))
+    if must_be_alike(gold) or must_be_alike(answer) or (unit and other and unit != other):
+        return False, answer
+    if of_another_kind(as_written(expected), as_written(given)) or bool(LOG.search(gold)) != bool(LOG.search(answer)):
+        return False, answer
+    pair = [DEGREES.sub("", text) for text in (expected, given)]
+    exact = [DECIMAL.sub(lambda d: rf"(\frac{{{d[1]}{d[2]}}}{{{10 ** len(d[2])}}})", text) for text in pair]
+    for texts in [pair] if exact == pair else [pair, exact]:
+        parsed = (parse(in_dollars(text), [latex], parsing_timeout=None) for text in texts)
+        precision = {"float_rounding": places(gold, answer), "numeric_precision": DIGITS}
+        if verify(*parsed, timeout_seconds=None, allow_set_relation_comp=True, **precision):
+            return True, answer
+    return False, answer
+
+
+def in_dollars(answer: str) -> str:
+    """The answer as inline mathematics, without dollar signs of its own and the full stop at its end."""
+    inner = answer.replace(r"\$", "").replace("$", "").replace("\n", " ").strip()
+    return f"${inner.rstrip('.')}$"

@@ -7,8 +7,7 @@ import pytest
 
 from rlcourse.tasks import load_task
 from rlcourse.tasks import math as math_task
-from rlcourse.tasks.boxed import compare, last_box, left_to_compute
-from rlcourse.tasks.math import BoxedTask, problem_of
+from rlcourse.tasks.math import BoxedTask, compare, last_box, left_to_compute, problem_of
 from rlcourse.tasks.pool import JudgePool
 from rlcourse.tasks.task import Attempt, Problem
 from rlcourse.tasks.verify import CUT_OFF, Readings
@@ -136,7 +135,7 @@ def test_an_expression_copied_from_the_question_is_no_answer():
 
 
 def test_an_answer_that_takes_for_ever_costs_itself_alone(monkeypatch):
-    short = JudgePool("rlcourse.tasks.boxed:compare", processes=1, seconds=2.0, memory_gb=4.0)
+    short = JudgePool("rlcourse.tasks.math:compare", processes=1, seconds=2.0, memory_gb=4.0)
     monkeypatch.setattr(math_task, "pool", lambda: short)
     started = time.perf_counter()
     verdicts = judged(r"\boxed{9^{9^{9^9}}}", r"\boxed{0.5}", "(" * 400 + r"\boxed{\frac{1}{4}}", r"\boxed{2/4}")
