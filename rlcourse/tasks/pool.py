@@ -5,14 +5,13 @@ it is not a sandbox for code that means harm."""
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from rlcourse.tasks import object_at
@@ -73,7 +72,7 @@ class Worker:
 
     def _start(self) -> None:
         self.stop()
-        ours, theirs = socket.socketpair()
+        self.connection, theirs = Pipe()
         serve = f"serve({theirs.fileno()}, {self.function!r}, {self.memory_gb!r}, {self.seconds!r})"
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         with theirs:
@@ -82,7 +81,6 @@ class Worker:
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()], env=environment, start_new_session=True,
             )  # fmt: skip
-        self.connection = Connection(ours.detach())
         started = self._receive(START_SECONDS)
         if isinstance(started, Failed):
             raise RuntimeError(f"The judge {self.function} cannot be started: {started.reason}.")
