@@ -4,6 +4,8 @@ can be believed, and save the time to run it."""
 
 import ast
 import re
+from collections.abc import Iterator
+from itertools import chain
 
 from rlcourse.tasks.kernelbench.problems import parse
 
@@ -27,23 +29,18 @@ THREADS = {"threading", "multiprocessing", "concurrent", "asyncio", "_thread", "
 PROCESSES = {"os", "subprocess", "socket", "signal", "ctypes", "shutil", "pathlib", "tempfile", "resource", "mmap"}
 TIMERS = {"time", "timeit"}
 
-
-class Broken(Exception):
-    """A rule that a text breaks: its name, and a sentence."""
+Broken = tuple[str, str]  # a rule that a text breaks: its name, and a sentence
 
 
-def check(code: str) -> tuple[str, str] | None:
-    """(name, sentence) of the first rule that a text breaks; None for a text that may run."""
+def check(code: str) -> Broken | None:
+    """The first rule that a text breaks; None for a text that may run."""
     try:
         tree = parse(code)
         parts = list(ast.walk(tree))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return "syntax", str(error)[:300]
-    try:
-        for part in parts:
-            line(part)
-    except Broken as broken:
-        return broken.args
+    if broken := next(chain.from_iterable(map(broken_by, parts)), None):
+        return broken
     if not any(isinstance(part, ast.ClassDef) and part.name == "ModelNew" for part in tree.body):
         return "no ModelNew", "there is no class ModelNew"
     decorators = [d for part in parts if isinstance(part, ast.FunctionDef) for d in part.decorator_list]
@@ -52,66 +49,59 @@ def check(code: str) -> tuple[str, str] | None:
     return None
 
 
-def line(part: ast.AST) -> None:
+def broken_by(part: ast.AST) -> Iterator[Broken]:
     match part:
         case ast.Import(names=names):
             for name in names:
-                imported(name.name)
+                yield from imported(name.name)
         case ast.ImportFrom(module=module, names=names):
-            imported(module or ".")
+            yield from imported(module or ".")
             for name in names:
-                attribute(f"{module}.{name.name}", name.name)
+                yield from attribute(f"{module}.{name.name}", name.name)
         case ast.Try() | ast.TryStar():
-            raise Broken("fallback", "try: what fails must fail, not fall back to something else")
+            yield "fallback", "try: what fails must fail, not fall back to something else"
         case ast.ClassDef(bases=bases):
-            for base in bases:
-                inherited(ast.unparse(base))
+            for base in map(ast.unparse, bases):
+                if base.endswith("Tensor"):
+                    yield "lazy", "a class of tensors of one's own may put its work off"
+                elif base not in BASES:
+                    yield "inherits", f"a class may not inherit from {base}"
         case ast.Name(id=name) if name in BUILTINS or (name.startswith("__") and name != "__name__"):
-            raise Broken("python", f"{name} is not allowed")
+            yield "python", f"{name} is not allowed"
         case ast.Attribute():
-            attribute(ast.unparse(part), part.attr)
+            yield from attribute(ast.unparse(part), part.attr)
             if isinstance(part.ctx, ast.Store | ast.Del) and not ast.unparse(part.value).startswith(("self", "ctx")):
-                raise Broken("patch", f"{ast.unparse(part)} is changed, which is not the model's own")
+                yield "patch", f"{ast.unparse(part)} is changed, which is not the model's own"
         case ast.BinOp(op=ast.MatMult()):
-            raise Broken("torch", "the @ of torch is not allowed in place of a kernel")
+            yield "torch", "the @ of torch is not allowed in place of a kernel"
         case ast.Global() | ast.Nonlocal():
-            raise Broken("cache", "global: a pass must not leave anything for the next one")
+            yield "cache", "global: a pass must not leave anything for the next one"
         case ast.FunctionDef(decorator_list=decorators):
-            for decorator in decorators:
-                if "torch.compile" in ast.unparse(decorator) or "torch.jit" in ast.unparse(decorator):
-                    raise Broken("torch", "PyTorch's compilers are not allowed in place of a kernel")
+            if any("torch.compile" in (text := ast.unparse(d)) or "torch.jit" in text for d in decorators):
+                yield "torch", "PyTorch's compilers are not allowed in place of a kernel"
 
 
-def imported(name: str) -> None:
+def imported(name: str) -> Iterator[Broken]:
     root = name.split(".")[0]
     for roots, reason in ((THREADS, "thread"), (PROCESSES, "process"), (TIMERS, "timer")):
         if root in roots or name == f"torch.{root}":
-            raise Broken(reason, f"import {name} is not allowed")
+            yield reason, f"import {name} is not allowed"
     if name not in MODULES and name != "cuda.bindings":
-        raise Broken("import", f"import {name} is not allowed: use torch, Triton, CuTe DSL and math")
+        yield "import", f"import {name} is not allowed: use torch, Triton, CuTe DSL and math"
 
 
-def inherited(base: str) -> None:
-    if base in ("Model", "reference.Model"):
-        raise Broken("inherits", "it inherits from the reference")
-    if base.endswith("Tensor"):
-        raise Broken("lazy", "a class of tensors of one's own may put its work off")
-    if base not in BASES:
-        raise Broken("inherits", f"a class may not inherit from {base}")
-
-
-def attribute(whole: str, last: str) -> None:
-    """Raise Broken for `a.b.c` that is not allowed; last: c."""
+def attribute(whole: str, last: str) -> Iterator[Broken]:
+    """What breaks a rule in `a.b.c`; last: c."""
     if last.startswith("_") and last != "__init__" and not whole.startswith(("self._", "triton.language.")):
-        raise Broken("python", f"{whole} is not allowed: it leads out of the text")
+        yield "python", f"{whole} is not allowed: it leads out of the text"
     first, _, rest = whole.partition(".")
     if first in ("F", "functional") or whole.startswith(("torch.nn.functional.", "nn.functional.")):
-        raise Broken("torch", f"{whole} is PyTorch's own kernel")
+        yield "torch", f"{whole} is PyTorch's own kernel"
     if first != "torch" or not re.fullmatch(r"[\w.]+", rest):  # what stands before a bracket is looked at by itself
         return
     names = rest.split(".")
     if names[0] == "cuda" and len(names) > 1 and names[1] not in CUDA:
         reason = {"Stream": "stream", "stream": "stream", "Event": "timer", "synchronize": "timer"}
-        raise Broken(reason.get(names[1], "patch"), f"{whole} is not allowed")
+        yield reason.get(names[1], "patch"), f"{whole} is not allowed"
     if names[0] not in TORCH:
-        raise Broken("torch", f"{whole} is not allowed: kernels of one's own compute")
+        yield "torch", f"{whole} is not allowed: kernels of one's own compute"
