@@ -2,6 +2,7 @@
 references and the clock; the candidate's process gets a seed and returns outputs. Its own events time a pass on the
 GPU, but count for no less than the judge's clock minus the time of a trial without a model."""
 
+import ast
 import functools
 import itertools
 import math
@@ -21,7 +22,6 @@ from rlcourse.tasks.kernelbench import rules
 from rlcourse.tasks.kernelbench.candidate import SMALL, UNREADABLE, Candidate, Refused, alone, bandwidth, new_seed, way
 from rlcourse.tasks.kernelbench.cases import KINDS, chunk_size, digest, make_inputs, make_model, namespace
 from rlcourse.tasks.kernelbench.compare import Expected, expect, fault, some_chunks
-from rlcourse.tasks.kernelbench.problems import parse_answer, shapes
 from rlcourse.tasks.task import Problem
 
 # What torch may do in a forward pass: allocate, view, move.
@@ -96,7 +96,7 @@ class Judge:
         self.baselines: dict[str, Times] = {}  # of "eager" and "empty", a trial without a model
 
     def judge(self, text: str) -> Verdict:
-        code = parse_answer(text)
+        code = rules.parse_answer(text)
         refused = rules.check(code) if code is not None else ("no code", "there is no fenced block of code")
         if refused is None:
             return self.run(code)
@@ -262,3 +262,24 @@ def readable(found: object) -> bool:
             lists = all(isinstance(part, list) for part in [*sums, *shaped])
             return texts and lists and len(sums) == len(shaped) == len(dtypes) and 0 <= seconds < math.inf  # no nan
     return False
+
+
+def shapes(source: str) -> list[str]:
+    """The problem's text without `Model`, to make inputs with; and if possible one for other shapes, with half of each
+    integer that only `get_inputs` reads, usually `batch_size`, so that weights keep their shapes."""
+    tree, whole, read, elsewhere = rules.parse(source), {}, set(), set()
+    for node in tree.body:
+        names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
+        match node:
+            case ast.FunctionDef(name="get_inputs"):
+                read |= names
+                continue
+            case ast.Assign(value=ast.Constant(value=size)) if type(size) is int:
+                whole |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
+        elsewhere |= names
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.ClassDef) and node.name == "Model")]
+    found = [ast.unparse(tree)]
+    changed = [whole[name] for name in (read - elsewhere) & whole.keys() if whole[name].value.value >= 2]
+    for node in changed:
+        node.value.value //= 2
+    return [*found, ast.unparse(tree)] if changed else found

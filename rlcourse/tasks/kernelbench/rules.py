@@ -4,11 +4,12 @@ can be believed, and save the time to run it."""
 
 import ast
 import re
+import threading
 from collections.abc import Iterator
 from itertools import chain
 
-from rlcourse.tasks.kernelbench.problems import parse
-
+PARSING = threading.Lock()  # CPython 3.11 counts the depth of all threads' parsing as one, and fails if they take turns
+FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
 NO_CHEAT = ("no code", "syntax", "no ModelNew", "no kernel")
 CHEATS = ("torch", "edited inputs", "late", "timer", "nonsense")  # what is found by running it
 MODULES = {
@@ -30,6 +31,18 @@ PROCESSES = {"os", "subprocess", "socket", "signal", "ctypes", "shutil", "pathli
 TIMERS = {"time", "timeit"}
 
 Broken = tuple[str, str]  # a rule that a text breaks: its name, and a sentence
+
+
+def parse_answer(text: str) -> str | None:
+    """The code in the last fenced block of a completion; None if there is none."""
+    blocks = FENCE.findall(text.replace("\r\n", "\n"))
+    return blocks[-1] if blocks else None
+
+
+def parse(source: str) -> ast.Module:
+    """`ast.parse` for the judge's threads, one at a time."""
+    with PARSING:
+        return ast.parse(source)
 
 
 def check(code: str) -> Broken | None:

@@ -1,16 +1,32 @@
-"""KernelBench as a task: prompts from problems, verdicts from `judging`, in threads that wait for processes."""
+"""KernelBench (Ouyang et al. 2025, arXiv:2502.10517) as a task, with its problems or others in its format: a text with
+a class `Model`, `get_inputs()` and `get_init_inputs()`, here `question`, and a name, here `gold`. An answer is a text
+with a class `ModelNew` that computes the same by kernels of its own. Threads wait for the processes that judge."""
 
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlcourse.hub import load_rows
 from rlcourse.tasks.kernelbench.judging import Settings, judge_of
-from rlcourse.tasks.kernelbench.problems import PROMPT, load_problems
 from rlcourse.tasks.task import Attempt, Judgement, ListTask, Problem
 
 if TYPE_CHECKING:
     from rlcourse.policy import Policy
 
+HUB = "ScalingIntelligence/KernelBench"
+TEST_SHARE = 0.2
+PROMPT = """Write Triton kernels (functions under @triton.jit) that compute what this PyTorch module computes, faster.
+
+```python
+{source}
+```
+
+Answer with one block of Python code that defines `class ModelNew(nn.Module)` with the same `__init__` and `forward` \
+arguments. Its `forward` may allocate tensors and change their view; everything else your kernels compute, for other \
+batch sizes too.
+"""
 SHARES = {"fast_1": ".1%", "compiled": ".1%", "correct": ".1%", "refused": ".1%", "fast_1.5": ".1%", "fast_2": ".1%"}
 METRICS = SHARES | {
     "correctness_rate": ".1%",  # of those that compile
@@ -27,6 +43,24 @@ def load(data_dir: str | None = None) -> "KernelTask":
     train, test = load_problems(data_dir)
     held = max(1, len(train) // 10)
     return KernelTask(train[:-held], train[-held:], test)
+
+
+def load_problems(folder: str | None = None) -> tuple[list[Problem], list[Problem]]:
+    """Level 1's problems to train on, 80%, and to test, 20% by a hash of the name, each sorted by number. folder: one
+    that contains `level1/1_NAME.py` and so on, instead of the hub. Raises FileNotFoundError or ConnectionError."""
+    if folder:
+        level = Path(folder) / "level1"
+        named = [(path, *path.stem.split("_", 1)) for path in level.glob("*_*.py")]
+        found = [(int(number), name, path.read_text("utf-8")) for path, number, name in named if number.isdigit()]
+        if not found:
+            raise FileNotFoundError(f"There is no problem in {level}: expected level1/1_NAME.py.")
+    else:
+        rows = load_rows(HUB, "give a folder that contains level1/1_NAME.py", split="level_1")
+        found = [(int(row["problem_id"]), row["name"], row["code"]) for row in rows]
+    problems = [Problem(source, "", name) for _, name, source in sorted(found)]
+    ordered = sorted(problems, key=lambda problem: hashlib.blake2b(problem.gold.encode()).digest())
+    test = set(ordered[: round(TEST_SHARE * len(ordered))])
+    return [p for p in problems if p not in test], [p for p in problems if p in test]
 
 
 @dataclass(frozen=True)

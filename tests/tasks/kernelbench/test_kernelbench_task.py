@@ -9,9 +9,9 @@ from texts import POINTWISE, ROW_PROBLEMS, fenced, pointwise_problem, pointwise_
 from rlcourse.tasks import Attempt, load_task
 from rlcourse.tasks.kernelbench import task as kernel_task
 from rlcourse.tasks.kernelbench.cases import KINDS, digest, make_inputs, namespace, signed
-from rlcourse.tasks.kernelbench.judging import Settings, Verdict
-from rlcourse.tasks.kernelbench.problems import load_problems, parse_answer, shapes
-from rlcourse.tasks.kernelbench.task import METRICS, KernelTask
+from rlcourse.tasks.kernelbench.judging import Settings, Verdict, shapes
+from rlcourse.tasks.kernelbench.rules import parse_answer
+from rlcourse.tasks.kernelbench.task import METRICS, KernelTask, load_problems
 
 
 @pytest.fixture

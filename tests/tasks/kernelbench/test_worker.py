@@ -12,7 +12,7 @@ from texts import pointwise_problem, problem
 from rlcourse.sandbox.wire import decode, encode, receive, send
 from rlcourse.tasks.kernelbench.candidate import SMALL, Candidate, Refused, alone
 from rlcourse.tasks.kernelbench.cases import digest, make_inputs, make_model, namespace
-from rlcourse.tasks.kernelbench.problems import shapes
+from rlcourse.tasks.kernelbench.judging import shapes
 from rlcourse.tasks.kernelbench.worker import Runner, answer
 
 CPU = torch.device("cpu")
