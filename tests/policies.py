@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from rlcourse.batch import Rollout
 from rlcourse.policy import Policy
 from rlcourse.sampling import Sampling
-from rlcourse.tasks.tokenizer import train_tokenizer
+from tools.embedded.tokenizer import train_tokenizer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # engines and trainer are tested on a GPU where there is one
 # As Llama 3 has it, with few positions: some frequencies stay, some are between, some become an eighth.

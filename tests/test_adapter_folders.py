@@ -15,7 +15,7 @@ from rlcourse.adapters import load_adapter
 from rlcourse.checkpoint import latest_checkpoint, save_checkpoint
 from rlcourse.policy import load_policy
 from rlcourse.publish import merge_adapter
-from rlcourse.tasks.tokenizer import train_tokenizer
+from tools.embedded.tokenizer import train_tokenizer
 
 
 def rewrite(folder, **changes):

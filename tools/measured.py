@@ -18,8 +18,7 @@ from torch import Tensor
 
 from rlcourse.tasks.kernels import task as counted
 from rlcourse.tasks.kernels.clock import H200
-from rlcourse.tasks.kernels.interpret import agrees, draw_inputs, reference
-from rlcourse.tasks.kernels.judge import Finding
+from rlcourse.tasks.kernels.judge import Finding, agrees, draw_inputs, reference
 from rlcourse.tasks.kernels.language import Computation, Statement, eager, parse
 from rlcourse.tasks.kernels.lowering import lower
 from rlcourse.tasks.pool import JudgePool

@@ -53,7 +53,15 @@ from rlcourse.rollout import make_engine
 from rlcourse.sampling import GREEDY, Sampling
 from rlcourse.tasks import load_task
 from rlcourse.tasks.kernelbench import rules
-from rlcourse.tasks.kernels.clock import A10G, ELEMENT_BYTES, H200, program_us
+from rlcourse.tasks.kernels.clock import (
+    A10G,
+    ELEMENT_BYTES,
+    H200,
+    eager_us,
+    fits_one_launch,
+    optimum,
+    program_us,
+)
 from rlcourse.tasks.kernels.judge import LEAST_US, judge_program
 from rlcourse.tasks.kernels.language import (
     BINARY,
@@ -66,8 +74,6 @@ from rlcourse.tasks.kernels.language import (
     write,
 )
 from rlcourse.tasks.kernels.lowering import lower
-from rlcourse.tasks.kernels.optimum import eager_us, fits_one_launch, optimum
-from rlcourse.tasks.kernels.problems import computations
 from rlcourse.tasks.prompts import PromptSampler
 from rlcourse.train import train_step
 
@@ -365,7 +371,7 @@ TWICE = load_curve("lesson14_tried_longer")
 #
 # Our run began with a model that was nearly always right. If it's never right, all rewards in a group are 0, and so is
 # the gradient. So what counts isn't the mean reward but the **share of groups with a right sample**. Here are three
-# policies: random weights; the same after {{ pick(10, 150) }} supervised steps on programs of two lines; and the start
+# policies: random weights; the same after {{ pick(10, 120) }} supervised steps on programs of two lines; and the start
 # of section 2. **Look for** where the second policy has anything to learn from.
 
 
@@ -383,8 +389,8 @@ def hopeful(policy) -> list[float]:
 torch.manual_seed(0)
 weak = kernel_policy()
 plateau = {"random weights": hopeful(weak)}
-short = computations(pick(50, 500), "train", 1, (2, 2))
-imitate(weak, short, pick(10, 150), 3e-3, 32, random.Random(1))
+short = [p.computation for p in task.problems("train") if p.level == 2]
+imitate(weak, short, pick(10, 120), 3e-3, 32, random.Random(1))
 plateau["two lines seen"] = hopeful(weak)
 plateau["start of section 2"] = hopeful(train(0)[1])
 print("% of groups of 8 samples with a right one among them, for problems of")

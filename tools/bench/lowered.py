@@ -7,9 +7,8 @@ import torch
 
 from rlcourse.measure.timing import measure, seconds
 from rlcourse.tasks import load_task
-from rlcourse.tasks.kernels.clock import A10G, H200, Card, program_us
+from rlcourse.tasks.kernels.clock import A10G, H200, Card, kept_where_possible, optimum, program_us
 from rlcourse.tasks.kernels.language import CompileError, Computation, compile_program, eager
-from rlcourse.tasks.kernels.optimum import kept_where_possible, optimum
 from tools.bench.graphs import graph_seconds
 from tools.bench.results import median_and_spread
 from tools.measured import Program, Stopwatch, run_of

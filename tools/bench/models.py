@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from rlcourse.measure.shapes import OTHERS, QWEN25, ModelShape
 from rlcourse.tasks import Task
-from rlcourse.tasks.tokenizer import train_tokenizer
+from tools.embedded.tokenizer import train_tokenizer
 
 SHAPES = {name.split("/")[1].lower(): shape for name, shape in (QWEN25 | OTHERS).items()}
 SHAPES["tiny"] = ModelShape(2, 64, 4, 2, 16, 128, 2048, tied=True)

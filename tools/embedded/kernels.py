@@ -24,8 +24,8 @@ from rlcourse.tasks.kernels.language import (
     compile_program,
     eager,
 )
-from rlcourse.tasks.kernels.problems import computations
 from tools.embedded import save_halved
+from tools.embedded.computations import computations
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from rlcourse.course.lessons.warm_start import Pairs, as_pair, by_length, random
 from rlcourse.files import try_empty_folder, try_folder
 from rlcourse.policy import Policy
 from rlcourse.tasks.minigsm import GeneratedProblem, sample
-from rlcourse.tasks.tokenizer import train_tokenizer
 from tools.embedded import save_halved
+from tools.embedded.tokenizer import train_tokenizer
 
 TOKENIZER_BYTES = 1_000_000  # more than a tokenizer of this size has
 

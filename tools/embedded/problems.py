@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from rlcourse.tasks.kernels.language import Computation
-from rlcourse.tasks.kernels.problems import computations
 from rlcourse.tasks.minigsm import generate
+from tools.embedded.computations import computations
 
 MINIGSM = {"train": (4000, 1), "validation": (500, 2), "test": (1000, 3)}  # problems in the file, seed
 # (split by structure, count, seed, lines, least share that does not fit one launch) for each part of a file. Training

@@ -26,14 +26,14 @@ from rlcourse.files import read_json, read_lines
 from rlcourse.policy import load_policy
 from rlcourse.publish import save_model
 from rlcourse.sampling import GREEDY
-from rlcourse.tasks import Judgement, load_task
-from rlcourse.tasks.kernels.judge import CAP
-from rlcourse.tasks.kernels.optimum import fits_one_launch
-from rlcourse.tasks.kernels.problems import computations
-from rlcourse.tasks.kernels.task import KernelProblem, KernelTask, load, partial
+from rlcourse.tasks import load_task
+from rlcourse.tasks.kernels.clock import fits_one_launch
+from rlcourse.tasks.kernels.task import KernelProblem, KernelTask, load
 from rlcourse.train import train
 from tools.embedded import save_halved
+from tools.embedded.computations import computations
 from tools.embedded.kernels import Habits, Recipe, Stage, run_stage, sft
+from tools.lessons.kernel_rewards import PartialTask, RootTask
 from tools.lessons.recording import record_seeds
 
 SEEDS = (0, 1, 2)
@@ -195,7 +195,7 @@ def sparse(data_dir: str | None = None) -> KernelTask:
 
 def dense(data_dir: str | None = None) -> KernelTask:
     """The same with partial credit."""
-    return without_short(partial(data_dir))
+    return PartialTask(**vars(without_short(load(data_dir))))
 
 
 def without_short(task: KernelTask) -> KernelTask:
@@ -219,15 +219,6 @@ def with_refused(task: KernelTask, share: float) -> KernelTask:
     fits = [problem for problem in task.train if fits_one_launch(problem.computation)]
     refused = [problem for problem in task.train if not fits_one_launch(problem.computation)]
     return replace(task, train=fits + refused[: round(len(fits) * share / (1 - share))])
-
-
-class RootTask(KernelTask):
-    """The task with a right program paid by the square root of its speed-up: a gamble is worth less."""
-
-    def verdict(self, text: str, problem: KernelProblem, training: bool) -> Judgement:
-        verdict = super().verdict(text, problem, training)
-        speedup = min(verdict.metrics["speedup"] or 0.0, CAP)
-        return replace(verdict, reward=verdict.reward + speedup**0.5 - speedup)
 
 
 def by_root(data_dir: str | None = None) -> KernelTask:

@@ -7,12 +7,10 @@ import numpy as np
 import torch
 
 from rlcourse.course.checks import Question, between, draw
-from rlcourse.tasks.kernels import language
-from rlcourse.tasks.kernels.clock import A10G, launch_us
-from rlcourse.tasks.kernels.interpret import LARGEST, TEST_INPUTS, agrees, draw_inputs, execute, reference
-from rlcourse.tasks.kernels.judge import case, judge_program
+from rlcourse.tasks.kernels import judge, language
+from rlcourse.tasks.kernels.clock import A10G, eager_us, launch_us, optimum
+from rlcourse.tasks.kernels.judge import LARGEST, TEST_INPUTS, agrees, draw_inputs, execute, judge_program, reference
 from rlcourse.tasks.kernels.language import REDUCTIONS, Computation, read_computation
-from rlcourse.tasks.kernels.optimum import eager_us, optimum
 
 q1 = Question("q1", "cheat", hint="Begin with level 1. Of which values does memory hold a copy before you start?")
 COPY_US = A10G.launch_us + 2 * 4 * A10G.rows * A10G.columns / A10G.bytes_per_us  # a matrix read and written
@@ -21,7 +19,7 @@ COPY_US = A10G.launch_us + 2 * 4 * A10G.rows * A10G.columns / A10G.bytes_per_us 
 def trials(computation: Computation, level: int) -> list[tuple[dict, dict]]:
     """Inputs that a level tries a program on, with the values that it should have. Level 3 sees one column."""
     if level < 3:
-        return [case(computation, *tried) for tried in TEST_INPUTS]
+        return [judge.case(computation, *tried) for tried in TEST_INPUTS]
     drawn = [draw_inputs(computation, seed, 1) for seed in range(3)]
     found = [{name: np.abs(x) + 0.01 for name, x in inputs.items()} for inputs in drawn]
     return [(inputs, reference(computation, inputs)) for inputs in found]

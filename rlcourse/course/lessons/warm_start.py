@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
-from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
+from rlcourse.paths import data_folder
 from rlcourse.policy import Policy
 from rlcourse.tasks.kernels.language import Computation, eager, write
-from rlcourse.tasks.tokenizer import kernel_tokenizer
 
 Pairs = list[tuple[list[int], list[int]]]  # token ids of prompts and of their answers, EOS included
 
@@ -68,7 +68,8 @@ def kernel_policy(seed: int = 1, **config: Any) -> Policy:
     """A Qwen2 model with random weights and the tokenizer of the kernel language; see `random_policy`."""
     # Positions are below 128: with a theta of 10,000 the model learns to copy much later.
     rope = {"rope_type": "default", "rope_theta": 100.0}
-    return random_policy(kernel_tokenizer(), seed, max_position_embeddings=256, rope_parameters=rope, **config)
+    tokenizer = AutoTokenizer.from_pretrained(data_folder() / "kernels" / "model")
+    return random_policy(tokenizer, seed, max_position_embeddings=256, rope_parameters=rope, **config)
 
 
 def draw_programs(

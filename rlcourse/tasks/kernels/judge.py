@@ -1,19 +1,28 @@
 """Judge a program: does it compile, is it correct, how fast is it, and what is that worth. A judge can have a loophole,
 to watch a policy find it."""
 
-from contextlib import suppress
+from collections import ChainMap
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from rlcourse.tasks.kernels.clock import A10G, program_us
-from rlcourse.tasks.kernels.interpret import TEST_INPUTS, Arrays, agrees, draw_inputs, execute, reference
-from rlcourse.tasks.kernels.language import CompileError, Computation, compile_program, parse, parse_statement
-from rlcourse.tasks.kernels.optimum import eager_us
+from rlcourse.tasks.kernels import language
+from rlcourse.tasks.kernels.clock import A10G, eager_us, program_us
+from rlcourse.tasks.kernels.language import OPERATIONS, CompileError, Computation, Statement
 
 CORRECT, CAP = 0.2, 4.0  # reward of an eager program, and the speed-up beyond which more earns nothing
 LEAST_US = 1.0  # no program counts as faster: one that isn't timed at all would be infinitely fast
+TOLERANCE = 1e-4  # of 1 + |reference|
+LARGEST = 1e6  # beyond it, and where the reference is not finite, nothing is compared
+
+Arrays = dict[str, np.ndarray]
+
+TRAINING_INPUTS = ((0, 7),)  # (seed, columns) of the inputs to try a program on
+TEST_INPUTS = ((1, 7), (2, 5), (3, 16))
+
+# Every operation works on rows, so each row of an input is a test case of its own: (scale, shift).
+KINDS_OF_ROWS = ((1, 0), (1, 0), (3, 0), (0.1, 0), (8, 0), (1, 2), (1, -2), (0, 0))
 
 
 @dataclass(frozen=True)
@@ -38,8 +47,8 @@ def judge_program(
     clock doesn't wait for the side stream. "none": the honest judge."""
     stale = loophole == "stale"
     try:
-        program = parse(text)
-        launches = compile_program(program, computation, stale)
+        program = language.parse(text)
+        launches = language.compile_program(program, computation, stale)
     except CompileError as error:
         return Finding(reason=str(error))
     for seed, columns in tried_on:
@@ -54,18 +63,49 @@ def judge_program(
     return Finding(compiled=True, correct=True, speedup=speedup, launches=len(launches))
 
 
-def share_stated(text: str, computation: Computation) -> float:
-    """Partial credit from 0 to 1: the share of the computation's lines that a program states in their place, whatever
-    else is wrong. An extra statement counts as a missing line."""
-    statements, stated = text.split(";")[:-1], 0
-    for statement, asked in zip(statements, computation.lines, strict=False):
-        with suppress(CompileError):
-            stated += parse_statement(statement.split()).line == asked
-    return stated / max(len(statements), len(computation.lines))
-
-
 @lru_cache(maxsize=50_000)
 def case(computation: Computation, seed: int, columns: int) -> tuple[Arrays, Arrays]:
     """Inputs for a computation, and all its values."""
     inputs = draw_inputs(computation, seed, columns)
     return inputs, reference(computation, inputs)
+
+
+def draw_inputs(computation: Computation, seed: int, columns: int = 7) -> Arrays:
+    """Inputs [8, columns] float32, normal with the scale and shift of each row; the last row is all 0."""
+    rng = np.random.default_rng(seed)
+    scale, shift = np.array(KINDS_OF_ROWS, dtype=np.float64).T[:, :, None]
+    return {
+        name: (rng.standard_normal((len(scale), columns)) * scale + shift).astype(np.float32)
+        for name in computation.inputs
+    }
+
+
+def reference(computation: Computation, inputs: Arrays) -> Arrays:
+    """Every value of the computation, inputs included, in float64."""
+    values = {name: value.astype(np.float64) for name, value in inputs.items()}
+    with np.errstate(all="ignore"):
+        for line in computation.lines:
+            values[line.name] = OPERATIONS[line.op](*(values[name] for name in line.args))
+    return values
+
+
+def execute(program: list[Statement], memory: Arrays) -> Arrays:
+    """Memory after a program that compiles; `memory` is what it holds before, float32."""
+    memory = dict(memory)
+    with np.errstate(all="ignore"):
+        for statements in language.split_launches(program):
+            registers = ChainMap({}, memory)  # what isn't in a register is read from memory
+            for line in (statement.line for statement in statements):
+                registers[line.name] = OPERATIONS[line.op](*(registers[name] for name in line.args))
+            memory |= {s.line.name: registers[s.line.name] for s in statements if not s.keeps}
+    return memory
+
+
+def agrees(got: np.ndarray, expected: np.ndarray) -> bool:
+    """Whether all elements that can be compared are within the tolerance."""
+    if got.shape != expected.shape:
+        return False
+    with np.errstate(all="ignore"):
+        skipped = ~np.isfinite(expected) | (np.abs(expected) > LARGEST)
+        near = np.abs(got - expected) <= TOLERANCE * (1 + np.abs(expected))
+    return bool((skipped | near).all())

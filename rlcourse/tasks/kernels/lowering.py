@@ -1,7 +1,7 @@
 """A program of the tile language as Triton source: a kernel per launch, an instance per row, a variable per register.
 Both streams become one."""
 
-from rlcourse.tasks.kernels.language import REDUCTIONS, Computation, Launch, Line, Statement, compile_program
+from rlcourse.tasks.kernels.language import Computation, Launch, Line, Statement, compile_program
 
 EXPRESSIONS = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "max": "tl.maximum({0}, {1})",
@@ -15,46 +15,36 @@ HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
 def lower(program: list[Statement], computation: Computation) -> str:
     """Triton source with a function `run` of the computation's inputs, [rows, columns] float32, that returns y. Raises
     CompileError for a program that does not compile."""
-    launches = compile_program(program, computation)
-    kernels = [kernel_source(number, launch) for number, launch in enumerate(launches)]
-    body = [f"rows, columns = {computation.inputs[0]}.shape", "block = triton.next_power_of_2(columns)"]
-    for number, launch in enumerate(launches):
+    kernels, first = [], computation.inputs[0]
+    body = [f"rows, columns = {first}.shape", "block = triton.next_power_of_2(columns)"]
+    for number, launch in enumerate(compile_program(program, computation)):
+        moved = list(dict.fromkeys([*launch.loads, *launch.stores]))
+        arguments = ", ".join(f"{name}_ptr" for name in moved) + ", columns, BLOCK: tl.constexpr"
+        kernels.append(indented(f"@triton.jit\ndef kernel_{number}({arguments}):", statements_of(launch)) + "\n")
         for name in launch.stores:
-            width = "1" if name in launch.narrow else "columns"
-            body.append(f"{name} = {computation.inputs[0]}.new_empty(rows, {width})")
-        body.append(f"kernel_{number}[(rows,)]({', '.join(moved(launch))}, columns, BLOCK=block)")
+            body.append(f"{name} = {first}.new_empty(rows, {'1' if name in launch.narrow else 'columns'})")
+        body.append(f"kernel_{number}[(rows,)]({', '.join(moved)}, columns, BLOCK=block)")
     run = indented(f"def run({', '.join(computation.inputs)}):", [*body, "return y"])
-    return "\n\n".join([HEAD, *(f"{kernel}\n" for kernel in kernels), run]) + "\n"
+    return "\n\n".join([HEAD, *kernels, run]) + "\n"
 
 
-def kernel_source(number: int, launch: Launch) -> str:
-    body = ["row = tl.program_id(0)", "column = tl.arange(0, BLOCK)"]
-    here: set[str] = set()
-    for statement in launch.statements:
-        line = statement.line
-        body += [f"{name} = tl.load({address(name, launch)})" for name in dict.fromkeys(line.args) if name not in here]
-        body.append(f"{line.name} = {expression(line, launch)}")
+def statements_of(launch: Launch) -> list[str]:
+    found, here = ["row = tl.program_id(0)", "column = tl.arange(0, BLOCK)"], set()
+    rows = dict.fromkeys(launch.narrow, ("row", ""))  # where a tensor's row is, and the mask
+    for line, keeps in ((statement.line, statement.keeps) for statement in launch.statements):
+        for name in dict.fromkeys([*line.args, line.name]):
+            place, mask = rows.get(name, ("row * columns + column", ", mask=column < columns"))
+            if name == line.name:
+                found.append(f"{name} = {expression(line, launch)}")
+                found += [] if keeps else [f"tl.store({name}_ptr + {place}, {name}{mask})"]
+            elif name not in here:
+                found.append(f"{name} = tl.load({name}_ptr + {place}{mask})")
         here.update([*line.args, line.name])
-        if not statement.keeps:
-            where, *mask = address(line.name, launch).split(", ")
-            body.append(f"tl.store({', '.join([where, line.name, *mask])})")
-    pointers = ", ".join(f"{name}_ptr" for name in moved(launch))
-    return indented(f"@triton.jit\ndef kernel_{number}({pointers}, columns, BLOCK: tl.constexpr):", body)
-
-
-def moved(launch: Launch) -> list[str]:
-    return list(dict.fromkeys([*launch.loads, *launch.stores]))
-
-
-def address(name: str, launch: Launch) -> str:
-    """Arguments of tl.load for this row of a tensor: pointers and, for a matrix, the mask."""
-    if name in launch.narrow:
-        return f"{name}_ptr + row"
-    return f"{name}_ptr + row * columns + column, mask=column < columns"
+    return found
 
 
 def expression(line: Line, launch: Launch) -> str:
-    if line.op not in REDUCTIONS:
+    if line.op not in REDUCED:
         return EXPRESSIONS[line.op].format(*line.args)
     (operand,) = line.args
     if operand in launch.narrow:  # the sum, and the largest, of one number

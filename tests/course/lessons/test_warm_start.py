@@ -7,7 +7,7 @@ import torch
 
 from rlcourse.course.lessons import warm_start
 from rlcourse.course.lessons.warm_start import draw_programs, imitate, kernel_policy, train_on
-from rlcourse.tasks.kernels.problems import computations
+from tools.embedded.computations import computations
 
 PROBLEMS = computations(40, "train", 11, (2, 6), 0.3)
 

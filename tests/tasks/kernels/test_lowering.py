@@ -5,10 +5,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from rlcourse.tasks.kernels.interpret import agrees, draw_inputs, reference
+from rlcourse.tasks.kernels.clock import optimum
+from rlcourse.tasks.kernels.judge import agrees, draw_inputs, reference
 from rlcourse.tasks.kernels.language import eager, read_computation
-from rlcourse.tasks.kernels.optimum import optimum
-from rlcourse.tasks.kernels.problems import computations
+from tools.embedded.computations import computations
 from tools.measured import run_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

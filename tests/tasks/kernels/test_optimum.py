@@ -4,10 +4,9 @@ from itertools import permutations, product
 
 import pytest
 
-from rlcourse.tasks.kernels.clock import A10G, H200, Card, program_us
+from rlcourse.tasks.kernels.clock import A10G, H200, Card, optimum, program_us
 from rlcourse.tasks.kernels.language import CompileError, Statement, compile_program, parse, read_computation
-from rlcourse.tasks.kernels.optimum import optimum
-from rlcourse.tasks.kernels.problems import computations
+from tools.embedded.computations import computations
 
 JOIN = read_computation("a = add u v ; b = add w x ; y = mul a b")  # three matrices at once: two launches
 

@@ -7,11 +7,11 @@ import pytest
 from rlcourse.config import make_config
 from rlcourse.tasks import Attempt, load_task
 from rlcourse.tasks.kernels import task as kernel_task
+from rlcourse.tasks.kernels.clock import eager_us, optimum
 from rlcourse.tasks.kernels.language import eager, read_computation, write
-from rlcourse.tasks.kernels.optimum import eager_us, optimum
-from rlcourse.tasks.kernels.problems import split_of
 from rlcourse.tasks.kernels.task import KernelProblem
 from rlcourse.train import train
+from tools.embedded.computations import split_of
 
 CHAIN = KernelProblem(read_computation("a = add u v ; b = relu a ; y = mul b w"))
 JOIN = KernelProblem(read_computation("a = add u v ; b = add w x ; y = mul a b"))  # one launch does not hold it
@@ -90,17 +90,6 @@ def test_a_judge_with_a_hole_pays_for_what_it_believes_and_says_what_is_true():
     verdict = judged(side, CHAIN, EAGER.replace("a =", "side a ="), training=True)
     assert verdict.metrics["speedup"] == 1 and verdict.metrics["counted_speedup"] > 1.3
     assert verdict.metrics["correct"] == verdict.metrics["counted_correct"] == verdict.metrics["hacked"] == 1
-
-
-def test_partial_credit_is_paid_beside_the_reward_and_measured(task):
-    partial = load_task("rlcourse.tasks.kernels.task:partial")
-    assert partial.name == "kernels-partial" and partial.test == task.test
-    for text, stated in ((LOST, 1.0), ("a = add u v put ;", 1 / 3), ("", 0.0)):
-        verdict = judged(partial, CHAIN, text, training=True)
-        assert not verdict.right and verdict.metrics["stated"] == verdict.reward == stated
-    verdict = judged(partial, CHAIN, CHAIN.gold, training=True)
-    assert verdict.right and verdict.reward == judged(task, CHAIN, CHAIN.gold).reward + 1
-    assert judged(partial, CHAIN, EAGER, finished=False).reward == 0
 
 
 def test_evaluation_tries_more_inputs_than_training(task, monkeypatch):

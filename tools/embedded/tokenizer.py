@@ -33,7 +33,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 576) -> PreTrainedTo
 
 
 def kernel_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer of the task `kernels`: bytes, the special tokens, and every word of the language with its space."""
+    """The tokenizer in `data/kernels/model`: bytes, special tokens, and every word of the language with its space."""
     longest = sum(map(len, WORDS))  # merges that it can take to make words of letters, at most
     tokenizer = train_tokenizer([f" {word}" for word in WORDS], vocab_size=SMALLEST + longest)
     # No turns: the prompt is text to be continued. Every word comes after a space, or it would be another token.

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
+from rlcourse.tasks.kernels.clock import fits_one_launch
 from rlcourse.tasks.kernels.language import Computation, Line, read_computation
-from rlcourse.tasks.kernels.optimum import fits_one_launch
-from rlcourse.tasks.kernels.problems import computations, is_posed, split_of
+from tools.embedded.computations import computations, is_posed, split_of
 
 
 @pytest.fixture(scope="module")

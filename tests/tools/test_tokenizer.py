@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlcourse.course.lessons.warm_start import kernel_policy
 from rlcourse.policy import load_policy
 from rlcourse.tasks import load_task
-from rlcourse.tasks.tokenizer import train_tokenizer
 from tools.embedded.minigsm import minigsm_texts
+from tools.embedded.tokenizer import kernel_tokenizer, train_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -38,20 +39,22 @@ def test_every_shipped_problem_comes_back_and_fits():
 def test_each_digit_is_its_own_token(tokenizer):
     tokens = tokenizer.convert_ids_to_tokens(ids(tokenizer, "Tom has 120+75=195 apples."))
     assert [t for t in tokens if any(c.isdigit() for c in t)] == list("12075195")
-    assert all(t.isdigit() <= (len(t) == 1) for t in tokenizer.get_vocab())
     assert not any(len(t) > 1 and any(c.isascii() and c.isdigit() for c in t) for t in tokenizer.get_vocab())
 
 
 def test_turns_are_chatml_without_a_default_system_turn(tokenizer):
-    user, system = {"role": "user", "content": "How many?"}, {"role": "system", "content": "Be brief."}
-    reply = {"role": "assistant", "content": "#### 2"}
-
-    def render(*messages, prompt):
-        return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)
-
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many?"}]
     asked = "<|im_start|>user\nHow many?<|im_end|>\n"
-    assert render(user, prompt=True) == asked + "<|im_start|>assistant\n"
-    assert render(system, user, prompt=False) == "<|im_start|>system\nBe brief.<|im_end|>\n" + asked
-    assert render(user, reply, prompt=False) == asked + "<|im_start|>assistant\n#### 2<|im_end|>\n"
-    encoded = tokenizer.apply_chat_template([user], add_generation_prompt=True)["input_ids"]
-    assert encoded == ids(tokenizer, render(user, prompt=True))
+    prompt = tokenizer.apply_chat_template(turns[1:], tokenize=False, add_generation_prompt=True)
+    assert prompt == asked + "<|im_start|>assistant\n"
+    assert tokenizer.apply_chat_template(turns[1:], add_generation_prompt=True)["input_ids"] == ids(tokenizer, prompt)
+    whole = tokenizer.apply_chat_template(turns, tokenize=False)
+    assert whole == "<|im_start|>system\nBe brief.<|im_end|>\n" + asked
+
+
+def test_the_kernel_tokenizer_is_the_one_that_ships():
+    made, shipped = kernel_tokenizer(), kernel_policy(hidden_size=32, num_hidden_layers=1).tokenizer
+    assert made.get_vocab() == shipped.get_vocab() and made.chat_template == shipped.chat_template
+    assert (made.eos_token_id, made.pad_token_id) == (shipped.eos_token_id, shipped.pad_token_id)
+    text = " a = add u v end put ; =>"
+    assert ids(made, text) == ids(shipped, text) and len(ids(made, text)) == len(text.split())

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rlcourse.tasks.kernels import interpret
-from rlcourse.tasks.kernels.interpret import agrees, draw_inputs, execute, reference
+from rlcourse.tasks.kernels.clock import fits_one_launch
+from rlcourse.tasks.kernels.judge import LARGEST, TEST_INPUTS, TRAINING_INPUTS, agrees, draw_inputs, execute, reference
 from rlcourse.tasks.kernels.language import INPUTS, LETTERS, Computation, Line, eager
-from rlcourse.tasks.kernels.optimum import fits_one_launch
 
 IDIOMS = (  # lines over the operand X; a number is the result of that line
     (("rowmax", "X"), ("sub", "X", 0), ("exp", 1), ("rowsum", 2), ("div", 2, 3)),  # softmax
@@ -105,12 +104,12 @@ def is_posed(computation: Computation) -> bool:
     needed if y is the same with its operand in its place, like `abs` before `square`."""
     if "y" in computation.narrow:
         return False
-    for seed, columns in (*interpret.TEST_INPUTS, *interpret.TRAINING_INPUTS):
+    for seed, columns in (*TEST_INPUTS, *TRAINING_INPUTS):
         inputs = draw_inputs(computation, seed, columns)
         y = reference(computation, inputs)["y"]
         if not agrees(execute(eager(computation), inputs)["y"], y):
             return False
-    usable = np.isfinite(y) & (np.abs(y) < interpret.LARGEST)
+    usable = np.isfinite(y) & (np.abs(y) < LARGEST)
     if usable.mean() < 0.7 or not usable[ORDINARY_ROWS].all() or np.ptp(y[:2]) < 1e-3:
         return False
     return not any(
