@@ -112,18 +112,12 @@ def extract_lenient(text: str) -> str | None:
     r"""The final number of a text, however it is announced, as plain text; None if there is no number. The first of
     these that yields one: the strict reading; the last number in the last `\boxed{}` that holds any; the first number
     after the last "answer is" that has one on its line; the last number in the text."""
-    strict = extract_strict(text)
-    if strict is not None:
-        return strict
+    strict = reversed(STRICT.findall(text))
     text = GROUPING.sub("", FRAC.sub(r"\1\2/\3\4", MIXED.sub(r" \\frac", text)))
-    boxes = (_first_readable(reversed(NUMBER.findall(box))) for box in reversed(BOXED.findall(text)))
-    stated = (
-        _first_readable(NUMBER.findall(after.partition("\n")[0])) for after in reversed(ANSWER_IS.split(text)[1:])
-    )
-    for answer in chain(boxes, stated):
-        if answer is not None:
-            return answer
-    return _first_readable(reversed(NUMBER.findall(text)))
+    boxes = (number for box in reversed(BOXED.findall(text)) for number in reversed(NUMBER.findall(box)))
+    lines = (after.partition("\n")[0] for after in reversed(ANSWER_IS.split(text)[1:]))
+    stated = (number for line in lines for number in NUMBER.findall(line))
+    return _first_readable(chain(strict, boxes, stated, reversed(NUMBER.findall(text))))
 
 
 @lru_cache(maxsize=4096)  # a step reads a right answer once for each completion of its group
