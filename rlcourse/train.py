@@ -153,10 +153,10 @@ class Trainer(TrainingLoop):
         self.setup(run, device, world)
         training_task = task
         if config.judge is not None:
-            from rlcourse.tasks.llm_judge import with_judge  # a laptop has none
+            from rlcourse.tasks.llm_judge import JudgedTask  # a laptop has none
 
             answers = run.path / ("judge.jsonl" if world.rank == 0 else f"judge.{world.rank}.jsonl")
-            training_task = with_judge(task, config.judge, answers)
+            training_task = JudgedTask(task, config.judge, answers)
         dtype, longest = getattr(torch, config.dtype), config.max_prompt_tokens + config.max_new_tokens
         self.metrics, self.headline = task.metrics, next(iter(task.metrics))
         # The policy is no longer what it began as. An adapter needs no second model: it has its base below.

@@ -57,17 +57,12 @@ MOST_TOKENS, MOST_BYTES = 512, 1 << 20  # per answer
 Conversation = tuple[str, str]  # the system's turn and the user's
 
 
-def with_judge(task: Task, judge: str, file: Path) -> "JudgedTask":
-    """The task with a judge, MODEL@ADDRESS, whose replies are kept in `file`."""
-    name, address = model_and_address(judge)
-    return JudgedTask(task, Endpoint(address, name), file)
-
-
 class JudgedTask:
-    """A task and the model that scores its attempts in training; `file` keeps a line of JSON per reply."""
+    """A task and the model, MODEL@ADDRESS, that scores its attempts in training. `file` keeps a line of JSON per
+    reply."""
 
-    def __init__(self, task: Task, model: "Endpoint", file: Path):
-        self.task, self.model, self.file = task, model, file
+    def __init__(self, task: Task, judge: str, file: Path):
+        self.task, self.model, self.file = task, Endpoint(judge), file
         self.criteria = OF_PROGRAMS if "compiled" in task.metrics else OF_ANSWERS
         if lines := read_lines(file):  # without a last line that a kill cut short, which the next would be appended to
             write_text(file, "".join(json.dumps(line) + "\n" for line in lines))
@@ -149,10 +144,11 @@ class NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class Endpoint:
-    """The model called `name` at an address such as http://localhost:8000/v1. seconds: for each answer."""
+    """A model and its address, such as MODEL@http://localhost:8000/v1. seconds: for each answer."""
 
-    def __init__(self, url: str, name: str, seconds: float = SECONDS):
-        self.url, self.name, self.seconds, self.reason = url.rstrip("/") + "/chat/completions", name, seconds, ""
+    def __init__(self, judge: str, seconds: float = SECONDS):
+        self.name, address = model_and_address(judge)
+        self.url, self.seconds, self.reason = address.rstrip("/") + "/chat/completions", seconds, ""
         self.opener = urllib.request.build_opener(NoRedirect)
         self.failed_in_a_row = 0
 

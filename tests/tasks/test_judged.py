@@ -7,7 +7,7 @@ import pytest
 from rlcourse import train as trainer
 from rlcourse.config import make_config
 from rlcourse.tasks import Attempt, Judgement, Problem, load_task
-from rlcourse.tasks.llm_judge import METRICS, OF_ANSWERS, OF_PROGRAMS, JudgedTask, read_scores, with_judge
+from rlcourse.tasks.llm_judge import METRICS, OF_ANSWERS, OF_PROGRAMS, JudgedTask, read_scores
 
 # Of the measuring judge: earned, refused.
 VERDICTS = {"right": (1.4, 0.0), "compiles": (0.1, 0.0), "cheats": (0.0, 1.0), "unmeasured": (0.0, None)}
@@ -52,7 +52,9 @@ def scores(value: float, names=OF_PROGRAMS) -> str:
 
 
 def judged(says, tmp_path, task=None) -> JudgedTask:
-    return JudgedTask(task or Task(), Says(says), tmp_path / "judge.jsonl")
+    found = JudgedTask(task or Task(), "says@http://nowhere", tmp_path / "judge.jsonl")
+    found.model = Says(says)
+    return found
 
 
 def attempts(*texts, finished=True):
@@ -139,7 +141,7 @@ def test_answers_that_are_no_programs_are_scored_for_correctness_alone(tmp_path)
 
 
 def test_the_judge_is_the_configs(tmp_path):
-    asked = with_judge(Task(), "a/m@http://host:1/v1/", tmp_path / "judge.jsonl")
+    asked = JudgedTask(Task(), "a/m@http://host:1/v1/", tmp_path / "judge.jsonl")
     assert (asked.model.url, asked.model.name) == ("http://host:1/v1/chat/completions", "a/m")
     assert asked.file == tmp_path / "judge.jsonl" and asked.criteria == OF_PROGRAMS
 

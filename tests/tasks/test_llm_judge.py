@@ -72,7 +72,7 @@ def server(monkeypatch):
 
 
 def model_at(server, seconds=5.0) -> Endpoint:
-    return Endpoint(server.url, "small", seconds)
+    return Endpoint(f"small@{server.url}", seconds)
 
 
 def questions(count: int) -> list[tuple[str, str]]:
@@ -126,7 +126,7 @@ def test_a_judge_that_is_down_is_left_alone_for_the_rest_of_a_batch(monkeypatch)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with socket.socket() as taken:  # nobody listens
         taken.bind(("127.0.0.1", 0))
-        model = Endpoint(f"http://127.0.0.1:{taken.getsockname()[1]}/v1", "small", 1.0)
+        model = Endpoint(f"small@http://127.0.0.1:{taken.getsockname()[1]}/v1", 1.0)
         tried, ask = [], model.ask
         monkeypatch.setattr(model, "ask", lambda conversation: tried.append(conversation) or ask(conversation))
         start = time.monotonic()
