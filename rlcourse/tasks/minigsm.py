@@ -6,7 +6,6 @@ import hashlib
 import random
 import re
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -26,6 +25,16 @@ TIMES = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}
 PARTS = {2: "half", 3: "a third", 4: "a quarter", 5: "a fifth"}
 
 
+class Step(NamedTuple):
+    """A line of a worked answer. `left` and `right` name the problem's numbers or earlier results, r1 and r2."""
+
+    before: str
+    left: str
+    op: str
+    right: str
+    after: str
+
+
 @dataclass(frozen=True)
 class Template:
     """One kind of problem. `ranges` bounds each number, ends included; `solve` says which combinations can be used.
@@ -37,21 +46,17 @@ class Template:
 
     name: str
     question: str
-    steps: list[str]
+    steps: list[Step]
     ranges: dict[str, tuple[int, int]]
 
 
-TEMPLATES = [Template(**line) for line in read_lines(data_folder() / "minigsm" / "templates.jsonl")]
+def parse_step(text: str) -> Step:
+    """The step that a template writes as "{A} has [x+y] {things}"."""
+    return Step(*re.fullmatch(r"(.*)\[(\w+)([-+*/])(\w+)\](.*)", text).groups())
 
 
-class Step(NamedTuple):
-    """A line of a worked answer. `left` and `right` name the problem's numbers or earlier results, r1 and r2."""
-
-    before: str
-    left: str
-    op: str
-    right: str
-    after: str
+LINES = read_lines(data_folder() / "minigsm" / "templates.jsonl")
+TEMPLATES = [Template(**line | {"steps": [*map(parse_step, line["steps"])]}) for line in LINES]
 
 
 class Calculation(NamedTuple):
@@ -131,12 +136,6 @@ def work(step: Step, calculation: Calculation) -> str:
     return f"{step.before}{calculation}{step.after}"
 
 
-@cache
-def parse_step(text: str) -> Step:
-    """The step that a template writes as "{A} has [x+y] {things}"."""
-    return Step(*re.fullmatch(r"(.*)\[(\w+)([-+*/])(\w+)\](.*)", text).groups())
-
-
 def decorate(template: Template, numbers: dict[str, int], rng: random.Random) -> GeneratedProblem:
     """A problem of the template with these numbers, its people and things drawn from `rng`."""
     a, b, c = rng.sample(BOYS + GIRLS, 3)
@@ -146,8 +145,7 @@ def decorate(template: Template, numbers: dict[str, int], rng: random.Random) ->
     words |= {"boxes": boxes, "box": BOXES[boxes]}
     if "k" in numbers:
         words |= {"times": TIMES[numbers["k"]], "part": PARTS[numbers["k"]]}
-    parsed = map(parse_step, template.steps)
-    steps = [s._replace(before=s.before.format(**words), after=s.after.format(**words)) for s in parsed]
+    steps = [s._replace(before=s.before.format(**words), after=s.after.format(**words)) for s in template.steps]
     return GeneratedProblem(template.name, numbers, template.question.format(**words, **numbers), steps)
 
 
@@ -155,10 +153,9 @@ def sample(rng: random.Random, split: str, levels: tuple[int, ...] = LEVELS) -> 
     """One problem of a split: level, then template, then numbers until they can be used and are in the split."""
     level = rng.choice(levels)
     template = rng.choice([t for t in TEMPLATES if len(t.steps) == level])
-    steps = [parse_step(step) for step in template.steps]
     while True:
         numbers = {name: rng.randint(low, high) for name, (low, high) in template.ranges.items()}
-        if solve(steps, numbers) is not None and split_of((template.name, *numbers.values())) == split:
+        if solve(template.steps, numbers) is not None and split_of((template.name, *numbers.values())) == split:
             return decorate(template, numbers, rng)
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from rlcourse.course.lessons.demonstrations import ANSWER, CHECK, THINK
-from rlcourse.tasks.minigsm import BOXES, BOYS, GIRLS, TEMPLATES, THINGS, parse_step
+from rlcourse.tasks.minigsm import BOXES, BOYS, GIRLS, TEMPLATES, THINGS
 from rlcourse.tasks.task import Answer
 
 KINDS = ("garbage", "guess", "words", "worked")
@@ -44,7 +44,7 @@ def kind(answer: Answer) -> str:
 def demonstration() -> re.Pattern:
     """What a demonstration looks like, whatever its numbers say."""
     number, calculation = r"[0-9]+", r"[0-9]+[-+*/][0-9]+=[0-9]+"
-    steps = [parse_step(step) for template in TEMPLATES for step in template.steps]
+    steps = [step for template in TEMPLATES for step in template.steps]
     lines = sorted({f"{_words(step.before)}{calculation}{_words(step.after)}" for step in steps})
     work = "|".join([*lines, rf"{CHECK} {calculation}\."])
     end = rf"#### {number}|{ANSWER} {number}\."
