@@ -136,8 +136,14 @@ def work(step: Step, calculation: Calculation) -> str:
     return f"{step.before}{calculation}{step.after}"
 
 
-def decorate(template: Template, numbers: dict[str, int], rng: random.Random) -> GeneratedProblem:
-    """A problem of the template with these numbers, its people and things drawn from `rng`."""
+def sample(rng: random.Random, split: str, levels: tuple[int, ...] = LEVELS) -> GeneratedProblem:
+    """One problem of a split: level, then template, then numbers until they can be used and are in the split."""
+    level = rng.choice(levels)
+    template = rng.choice([t for t in TEMPLATES if len(t.steps) == level])
+    while True:
+        numbers = {name: rng.randint(low, high) for name, (low, high) in template.ranges.items()}
+        if solve(template.steps, numbers) is not None and split_of((template.name, *numbers.values())) == split:
+            break
     a, b, c = rng.sample(BOYS + GIRLS, 3)
     boxes = rng.choice(list(BOXES))
     he, him = ("he", "him") if a in BOYS else ("she", "her")
@@ -147,16 +153,6 @@ def decorate(template: Template, numbers: dict[str, int], rng: random.Random) ->
         words |= {"times": TIMES[numbers["k"]], "part": PARTS[numbers["k"]]}
     steps = [s._replace(before=s.before.format(**words), after=s.after.format(**words)) for s in template.steps]
     return GeneratedProblem(template.name, numbers, template.question.format(**words, **numbers), steps)
-
-
-def sample(rng: random.Random, split: str, levels: tuple[int, ...] = LEVELS) -> GeneratedProblem:
-    """One problem of a split: level, then template, then numbers until they can be used and are in the split."""
-    level = rng.choice(levels)
-    template = rng.choice([t for t in TEMPLATES if len(t.steps) == level])
-    while True:
-        numbers = {name: rng.randint(low, high) for name, (low, high) in template.ranges.items()}
-        if solve(template.steps, numbers) is not None and split_of((template.name, *numbers.values())) == split:
-            return decorate(template, numbers, rng)
 
 
 def generate(n: int, seed: int, split: str, levels: tuple[int, ...] = LEVELS) -> list[GeneratedProblem]:
