@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from rlcourse.hub import load_rows
 from rlcourse.paths import data_folder
 from rlcourse.tasks.jsonl import hold_out, problem_of, read_problems, read_train_and_test
 from rlcourse.tasks.task import MathTask, Problem
@@ -30,8 +31,6 @@ def load(data_dir: str | None = None) -> MathTask:
     if folder:
         train, test = read_train_and_test(folder, f"in {NAMED}, or leave both out to use the hub")
     else:
-        from rlcourse.hub import load_rows
-
         remedy = f"put train.jsonl and test.jsonl in a folder and name it in {NAMED}"
         splits = load_rows("openai/gsm8k", remedy, "main")
         train, test = ([problem_of(row) for row in splits[name]] for name in ("train", "test"))

@@ -77,9 +77,10 @@ class JudgedTask:
         return self.task.metrics | METRICS
 
     def judge(self, attempts: list[Attempt], training: bool) -> list[Judgement]:
-        """The model is asked only about attempts that ended and that the task doesn't refuse."""
+        """The model is asked only about attempts that ended and that the task can judge and doesn't refuse."""
         measured = self.task.judge(attempts, training)
-        shown = [i for i, a in enumerate(attempts) if a.finished and not is_refused(measured[i])]
+        honest = [v.metrics.get("refused", 0.0) == 0.0 and v.words not in NO_PROGRAM for v in measured]  # None: unknown
+        shown = [i for i, a in enumerate(attempts) if a.finished and honest[i]]
         scored = dict(zip(shown, self.ask([conversation_on(attempts[i], self.criteria) for i in shown]), strict=True))
         if failed := sum(scores is None for scores in scored.values()):
             say(f"The judge gave no scores for {failed} of {len(shown)}: {self.model.reason}.")
@@ -103,11 +104,6 @@ class JudgedTask:
                 self.model.reason = f"{self.model.name} answers without scores"
             append_json(self.file, {"key": key, "model": self.model.name, "scores": scores, "text": reply})
         return [self.known.get(key) for key in keys]
-
-
-def is_refused(verdict: Judgement) -> bool:
-    """Whether the task calls the answer a cheat, finds no program in it, or could not judge it."""
-    return verdict.metrics.get("refused", 0.0) != 0.0 or verdict.words in NO_PROGRAM
 
 
 def conversation_on(attempt: Attempt, criteria: dict[str, str]) -> Conversation:
