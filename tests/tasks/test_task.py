@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -140,15 +141,6 @@ def test_a_run_measures_and_logs_what_its_task_says(here, monkeypatch):
     assert all(line.keys() == lines["evals.jsonl"][0].keys() for line in lines["evals.jsonl"])
 
 
-@pytest.fixture
-def rollout_of_two():
-    class Texts:
-        def texts(self, ids, mask):
-            return ["x", "y"]
-
-    return Texts(), rollout_of([([5], [3]), ([6], [3, 4])], finished=[True, False])
-
-
 @pytest.mark.parametrize(
     ("verdicts", "sentence"),
     [
@@ -158,18 +150,16 @@ def rollout_of_two():
         ([Judgement("no", {"short": 1}, 1.0, "right")] * 2, "The judge of task odd gave Judgement(right='no', "),
     ],
 )
-def test_a_task_that_judges_other_than_it_says_is_refused(verdicts, sentence, rollout_of_two):
+def test_a_task_that_judges_other_than_it_says_is_refused(verdicts, sentence):
     class Odd:
         name, metrics = "odd", {"short": ".1%"}
 
         def judge(self, attempts, training):
-            assert [(a.problem, a.text, a.tokens, a.finished) for a in attempts] == [
-                ("p", "x", 1, True),
-                ("q", "y", 2, 0),
-            ]
+            assert attempts == [Attempt("p", "x", 1, True), Attempt("q", "y", 2, False)]
             return verdicts
 
-    policy, rollout = rollout_of_two
+    policy = SimpleNamespace(texts=lambda ids, mask: ["x", "y"])
+    rollout = rollout_of([([5], [3]), ([6], [3, 4])], finished=[True, False])
     with pytest.raises(ValueError) as caught:
         judge(policy, Odd(), ["p", "q"], rollout, training=True)
     assert str(caught.value).startswith(sentence)

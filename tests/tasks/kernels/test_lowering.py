@@ -22,21 +22,22 @@ def ran(program, computation, seed=5, columns=13):
     return y.cpu().numpy(), reference(computation, inputs)["y"]
 
 
+def check(computation, **drawn):
+    for program in (eager(computation), list(optimum(computation)[1])):
+        assert agrees(*ran(program, computation, **drawn)), computation
+
+
 def test_eager_and_optimal_programs_compute_what_they_should():
     for computation in computations(3, "test", 2, (3, 5)) + computations(3, "test", 2, (6, 7), 0.5):
-        for program in (eager(computation), list(optimum(computation)[1])):
-            assert agrees(*ran(program, computation)), computation
+        check(computation)
 
 
 @pytest.mark.parametrize("columns", [1, 13])
 def test_reductions_know_where_the_columns_end(columns):
     """Beyond the end stands no 0: exp(0) would count in the sum, and 0 would win the maximum of negative numbers."""
-    computation = read_computation("a = exp u ; b = rowsum a ; c = neg a ; d = rowmax c ; e = mul b d ; y = add a e")
-    assert agrees(*ran(eager(computation), computation, columns=columns))
-    assert agrees(*ran(list(optimum(computation)[1]), computation, columns=columns))
+    text = "a = exp u ; b = rowsum a ; c = neg a ; d = rowmax c ; e = mul b d ; y = add a e"
+    check(read_computation(text), columns=columns)
 
 
 def test_a_reduction_of_one_number_a_row_is_that_number():
-    computation = read_computation("a = rowsum u ; b = rowsum a ; c = rowmax b ; y = add u c")
-    for program in (eager(computation), list(optimum(computation)[1])):
-        assert agrees(*ran(program, computation))
+    check(read_computation("a = rowsum u ; b = rowsum a ; c = rowmax b ; y = add u c"))

@@ -30,13 +30,6 @@ def test_the_optimum_is_correct_and_as_fast_as_it_says():
         assert verdict.speedup == pytest.approx(eager_us(computation) / time)
 
 
-@pytest.mark.parametrize("text", ["b = relu u end put ; y = mul b w end put ;", "y = rowsum u put ;"])
-def test_a_line_left_out_and_another_shape_are_wrong(text):
-    verdict = judge_program(text, CHAIN)
-    assert (verdict.compiled, verdict.correct, verdict.speedup, verdict.reward) == (True, False, 0.0, 0.0)
-    assert verdict.reason == "y is wrong"
-
-
 def test_stale_memory_lets_a_program_leave_out_what_it_does_not_compute():
     lost = "a = add u v end keep ; b = relu a end put ; y = mul b w end put ;"
     skipped = "b = relu a keep ; y = mul b w end put ;"
@@ -96,9 +89,7 @@ def test_agreement_is_within_a_tolerance_of_the_size_of_the_reference():
     assert agrees(expected + np.array([[0.9e-4, 1.9e-4, 0.099]]), expected)
     for wrong in ([1.1e-4, 0, 0], [0, 2.1e-4, 0], [0, 0, 0.11], [np.nan, 0, 0], [np.inf, 0, 0]):
         assert not agrees(expected + np.array([wrong]), expected)
-
-
-def test_what_the_reference_cannot_say_is_not_compared():
+    # What the reference cannot say is not compared.
     assert agrees(np.array([[1.0, 2.0, 3.0]]), np.array([[np.nan, np.inf, 2e6]]))
     assert not agrees(np.array([[np.nan, 1.0]]), np.array([[2.0, 1.0]]))
     assert not agrees(np.zeros((8, 1)), np.zeros((8, 7)))  # one number a row is no matrix
