@@ -7,10 +7,10 @@
 # ---
 
 # %% [markdown]
-# First make your loop GRPO, as [lesson 03](../notebooks/03_grpo.ipynb) has it. Then four puzzles: tell from a log which
-# trainer wrote it, make a data set as silent as you're asked to, build a better KL penalty, and work out where GRPO's
-# estimate points. Write your code where it says `# YOUR CODE HERE`, then run the cell below it. Use `torch` and
-# Python's own modules: each function must be self-contained.
+# First make your loop GRPO, as [lesson 03](../notebooks/03_grpo.ipynb) has it. Then three puzzles: make a data set as
+# silent as you're asked to, build a better KL penalty, and work out where GRPO's estimate points. Write your code where
+# it says `# YOUR CODE HERE`, then run the cell below it. Use `torch` and Python's own modules: each function must be
+# self-contained.
 
 # %%
 import matplotlib.pyplot as plt
@@ -86,80 +86,7 @@ _, log = loop.train(pick(1, 15), problems=pick(8, 200))
 print("greedy:", " → ".join(f"{row['accuracy']:.0%}" for row in log if row["accuracy"] is not None))
 
 # %% [markdown]
-# ## q2 · Whose log is it?
-#
-# ●●○○○ · 15 minutes
-#
-# Not every library that says "GRPO" computes the same thing. You get a log: the reward of each answer, and the weight
-# of its log-prob in the loss. One of five trainers wrote it. Row `i` answers prompt `i // num_generations`.
-#
-# | number | the weight of an answer |
-# | --- | --- |
-# | 0 | its reward |
-# | 1 | its reward minus the mean of the batch |
-# | 2 | its reward minus the mean of its group |
-# | 3 | GRPO: the same, over the deviation of the group plus 0.0001 |
-# | 4 | GRPO with the wrong groups: every `rows / num_generations`-th row makes a group |
-#
-# Two things make this harder. Every trainer scales the loss its own way, so the weights are multiplied by an **unknown
-# positive factor**. And the log has only three digits. Return the number of the trainer.
-
-# %%
-rewards = torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 1, 0.5, 0, 0, 1])
-weights = torch.tensor([1.29, -0.43, -0.43, -0.43, 0.43, 0.43, -1.29, 0.43, 0.225, -0.674, -0.674, 1.12])
-print(torch.stack([rewards, weights]).view(2, 3, 4))
-
-# %% [markdown]
-# <details><summary>Hint 1: a question</summary>
-# You don't know the factor, and you have to say by hand whether 2 or 3 wrote the log above. Which two numbers do you
-# compare?
-# </details>
-# <details><summary>Hint 2: the idea</summary>
-#
-# You can compute what each of the five would have written for these rewards. What remains is to say which of five
-# vectors points most nearly in the direction of the log.
-# </details>
-# <details><summary>Hint 3: the shape of the answer</summary>
-#
-# A list of five vectors `[rows]`, each scaled to length 1, and a number that says how well each agrees with the log. No
-# threshold is needed: take the best.
-# </details>
-
-
-# %% tags=["exercise"]
-def whose_log(rewards: torch.Tensor, weights: torch.Tensor, num_generations: int) -> int:
-    """The number of the trainer that wrote the log, 0 to 4. rewards, weights: [rows]."""
-    # BEGIN SOLUTION
-    groups, wrong = rewards.view(-1, num_generations), rewards.view(num_generations, -1)
-    centered = groups - groups.mean(1, keepdim=True)
-    mixed = wrong - wrong.mean(0)
-    candidates = [
-        rewards,
-        rewards - rewards.mean(),
-        centered.flatten(),
-        (centered / (groups.std(1, keepdim=True) + 1e-4)).flatten(),
-        (mixed / (wrong.std(0) + 1e-4)).flatten(),
-    ]
-    agreement = [torch.cosine_similarity(weights, candidate, dim=0) for candidate in candidates]
-    return int(torch.stack(agreement).argmax())
-    # END SOLUTION
-
-
-# %%
-check.q2(whose_log)
-
-# %%
-if check.q2.passed:
-    print(f"the log above was written by trainer {whose_log(rewards, weights, 4)}")
-
-# %% [markdown] tags=["solution"]
-# **Two trainers that differ by a factor are one trainer**, for AdamW at least, which divides by the size of the
-# gradient. That is why RLOO and a constant divisor are not in the table: no log could tell them from number 2. What you
-# can tell is what changes the **direction**: a baseline shared across prompts, wrong groups, and the deviation, which
-# gives each group its own scale. In real code, look at these three places first.
-
-# %% [markdown]
-# ## q3 · As silent as you like
+# ## q2 · As silent as you like
 #
 # ●●●○○ · 20 minutes
 #
@@ -199,13 +126,13 @@ def data_set(mean: float, share: float, num_generations: int) -> torch.Tensor:
 
 
 # %%
-check.q3(data_set)
+check.q2(data_set)
 
 # %% [markdown]
 # Here are three of your data sets. A report on accuracy couldn't tell them apart.
 
 # %%
-if check.q3.passed:
+if check.q2.passed:
     _, axes = plt.subplots(1, 3, figsize=(10, 2.6), sharey=True, layout="constrained")
     for ax, share in zip(axes, (0.1, 0.5, 0.9), strict=True):
         success = data_set(0.4, share, 8)
@@ -222,7 +149,7 @@ if check.q3.passed:
 # that are all solved always or never. So ask for the distribution of the success rates, never for the mean alone.
 
 # %% [markdown]
-# ## q4 · A penalty with the right gradient
+# ## q3 · A penalty with the right gradient
 #
 # ●●●●○ · 20 minutes
 #
@@ -260,7 +187,7 @@ def penalty(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
 
 
 # %%
-check.q4(penalty)
+check.q3(penalty)
 
 # %% [markdown]
 # Your penalty against $k_1$ and $k_3$, each alone in the loss: a policy over 50 tokens that starts far from its
@@ -268,7 +195,7 @@ check.q4(penalty)
 # scatters around.
 
 # %%
-if check.q4.passed:
+if check.q3.passed:
     torch.manual_seed(0)
     ref = torch.randn(50).log_softmax(0)
     begin = (ref + 2 * torch.randn(50)).log_softmax(0)
@@ -299,7 +226,7 @@ if check.q4.passed:
 # next token alone: what a token does to the states after it is left out, here and in GRPO's loss.
 
 # %% [markdown]
-# ## q5 · Where the estimate points
+# ## q4 · Where the estimate points
 #
 # ●●●●○ · 20 minutes
 #
@@ -349,14 +276,14 @@ def expected_gradients(logits: torch.Tensor, rewards: torch.Tensor, num_generati
 
 
 # %%
-check.q5(expected_gradients)
+check.q4(expected_gradients)
 
 # %% [markdown]
 # Your result, divided by the exact gradient $p(1-p)$, for a problem with two answers, a right one with probability $p$
 # and a wrong one. **Look for** which lines are flat, and which aren't.
 
 # %%
-if check.q5.passed:
+if check.q4.passed:
     grid = torch.linspace(0.03, 0.97, 48)
     fig, ax = plt.subplots(figsize=(7, 5))
     found = {}  # expected over exact gradient, by group size: [48, 2]

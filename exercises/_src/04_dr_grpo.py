@@ -155,7 +155,8 @@ if check.q2.passed:
 # hand, for the eight above: answers 1 and 2 have 3 and 12 tokens and 0.0167 against 0.0042, four to one, so the length
 # is in. For the deviation take the length out first: 0.0167 × 3 = 0.05 for a wrong answer where one of four is right,
 # and 0.0125 × 8 = 0.1 where two are. That's 1/4 to 1/2, just the rewards minus their mean. So this is GRPO without the
-# deviation. In a library, look for the reduction in its loss, not for its name.
+# deviation. In a library, look for the reduction in its loss, not for its name. The unknown factor itself hardly
+# matters: AdamW divides by the size of the gradient, so two losses that differ by a constant train alike.
 
 # %% [markdown]
 # ## q3 · The weight of a prompt

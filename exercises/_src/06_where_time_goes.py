@@ -7,9 +7,9 @@
 # ---
 
 # %% [markdown]
-# Four puzzles for [lesson 06](../notebooks/06_where_time_goes.ipynb): a GPU that was busy 140% of the time, the rows
-# that cost nothing, two weeks of work to spend, and an operator's self time. Write your code where it says `# YOUR CODE
-# HERE`, then run the cell below it. Use only `torch` and Python's own modules: the functions must be self-contained.
+# Three puzzles for [lesson 06](../notebooks/06_where_time_goes.ipynb): a GPU that was busy 140% of the time, the rows
+# that cost nothing, and two weeks of work to spend. Write your code where it says `# YOUR CODE HERE`, then run the cell
+# below it. Use only `torch` and Python's own modules: the functions must be self-contained.
 #
 # Each puzzle has three hints: a question, the idea, and the shape of the answer.
 
@@ -283,85 +283,3 @@ if check.q3.passed:
 # it; and once it's fast, the update that nobody looked at is half of the step. **What is never bought.** Loader workers
 # and pinned memory, however large their speed-ups: their phase is a few thousandths of the step. They get a day only if
 # one is left over, with nothing else to do.
-
-# %% [markdown]
-# ## q4 · Self time
-#
-# ●●●●○ · 25 minutes
-#
-# The events of **one thread** in a trace are nested like function calls: two of them either do not overlap, or one
-# lies within the other. The *self time* of an event is its duration less the durations of its **direct** children: the
-# events within it with no other event in between. It is the time that an operator spent itself.
-#
-# Events come in any order, no two are equal. A child may begin or end together with its parent, and one event may
-# begin where another ends. Times are microseconds since the machine was started: large numbers, so keep float64.
-#
-# Shapes: `starts`, `ends` `[n]` float64; result `[n]`, in the order of the input.
-#
-# <details><summary>Hint 1: a question</summary>
-# Each event but the outermost ones lies within others. Which single one of them must lose its duration?
-# </details>
-# <details><summary>Hint 2: the idea</summary>
-#
-# Go through the events in the order in which they begin, and remember those that are still open. When a new one begins,
-# some of them have ended; of the others the one that was opened last is its parent. Mind which comes first when two
-# begin together.
-# </details>
-# <details><summary>Hint 3: the shape of the answer</summary>
-#
-# The durations, as a copy; a stack of numbers of events; one loop over the events in order, in which the stack first
-# shrinks, then tells the parent, then grows.
-# </details>
-
-
-# %% tags=["exercise"]
-def self_times(starts: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Duration of each event less that of its direct children: [n]. starts, ends: [n] float64, one thread."""
-    # BEGIN SOLUTION
-    own = ends - starts
-    stack = []
-    for i in sorted(range(len(starts)), key=lambda i: (starts[i].item(), -ends[i].item())):
-        while stack and ends[stack[-1]] <= starts[i]:
-            stack.pop()
-        if stack:
-            own[stack[-1]] -= ends[i] - starts[i]
-        stack.append(i)
-    return own
-    # END SOLUTION
-
-
-# %%
-check.q4(self_times)
-
-# %% [markdown]
-# A small made-up trace, and your self times beside the durations. **Look for** the event that lasts longest, and the
-# one that does the work.
-
-# %% tags=["hide-input"]
-# @title Figure: duration and self time
-if check.q4.passed:
-    names = ["layer", "attention", "matmul", "softmax", "matmul ", "mlp", "linear", "silu", "linear "]
-    starts = torch.tensor([0, 3, 5, 16, 21, 34, 36, 61, 66], dtype=torch.float64)
-    ends = torch.tensor([96, 33, 15, 19, 31, 94, 60, 65, 92], dtype=torch.float64)
-    depth = [0, 1, 2, 2, 2, 1, 2, 2, 2]
-    own = self_times(starts, ends)
-    fig, axes = plt.subplots(1, 2, figsize=(11, 3.2), layout="constrained")
-    for name, start, end, level in zip(names, starts.tolist(), ends.tolist(), depth, strict=True):
-        axes[0].broken_barh([(start, end - start)], (-level, 0.9), color="#56B4E9", edgecolor="white")
-        text = {"ha": "center", "va": "center", "fontsize": 8, "rotation": 0 if end - start > 12 else 90}
-        axes[0].text((start + end) / 2, 0.45 - level, name, **text)
-    axes[0].set(xlabel="time, µs", yticks=[], title="The trace")
-    axes[1].barh(range(9), ends - starts, color="#56B4E9", label="duration")
-    axes[1].barh(range(9), own, height=0.4, color="#D55E00", label="self time")
-    axes[1].set_yticks(range(9), names)
-    axes[1].invert_yaxis()
-    axes[1].set(xlabel="µs", title="Duration and self time")
-    axes[1].legend()
-    plt.show()
-    print(f"sum of durations {(ends - starts).sum():.0f} µs, of self times {own.sum():.0f} µs, the trace lasts 96 µs")
-
-# %% [markdown] tags=["solution"]
-# **Why direct children alone.** A grandchild's time is already part of its parent's duration; subtracted twice, it can
-# make a self time negative. **A check for free.** Self times add up to the time that the outermost events cover: no
-# moment is lost, none counts twice. Durations add up to more, so a table of durations can't be read as shares. **The
-# order.** Visit a child before the parent that begins with it, and the parent becomes its child's child.

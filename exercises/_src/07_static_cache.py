@@ -7,9 +7,9 @@
 # ---
 
 # %% [markdown]
-# Four puzzles for [lesson 07](../notebooks/07_static_cache.ipynb): a static cache to write and read, a step without an
-# `if`, a draw that goes wrong, and how many slots to take. Write your code where it says `# YOUR CODE HERE`, then run
-# the cell below it. Use only `torch` and Python's own modules: the functions must be self-contained.
+# Three puzzles for [lesson 07](../notebooks/07_static_cache.ipynb): a step without an `if`, a draw that goes wrong, and
+# how many slots to take. Write your code where it says `# YOUR CODE HERE`, then run the cell below it. Use only `torch`
+# and Python's own modules: the functions must be self-contained.
 #
 # Each puzzle has three hints: a question, the idea, and the shape of the answer.
 
@@ -24,90 +24,7 @@ torch.manual_seed(0)
 print("ready")
 
 # %% [markdown]
-# ## q1 · Write, hide, attend
-#
-# ●●●○○ · 20 minutes
-#
-# One decode step for one key-value head and the queries that share it. Row $i$ has `positions[i]` tokens in its part of
-# the cache, in the slots 0 to `positions[i] - 1`. Its new key and value belong in slot `positions[i]`. Write them
-# there, then let each query of the row attend to the filled slots, the new one included. Scores are divided by the
-# square root of the head size $D$, which is `head_dim`.
-#
-# Beyond that, the cache contains whatever an earlier answer left there. Rows are at **different** positions, as in
-# continuous batching.
-#
-# Shapes: `q` `[rows, queries, head_dim]`; `k`, `v` `[rows, head_dim]`; `keys`, `values` `[rows, slots, head_dim]`;
-# `positions` `[rows]` int64; result `[rows, queries, head_dim]`.
-#
-# <details><summary>Hint 1: a question</summary>
-# How do you write to row 0 at position 2 and to row 1 at position 7 without writing to row 0 at position 7?
-# </details>
-# <details><summary>Hint 2: the idea</summary>
-#
-# An assignment with two index tensors of the same length pairs them up; with a `:` for one of them it doesn't. And what
-# must not count has to go **before** the softmax, because the softmax gives weight to everything it sees.
-# </details>
-# <details><summary>Hint 3: the shape of the answer</summary>
-#
-# Two assignments, a mask `[rows, slots]` from a comparison, scores `[rows, queries, slots]` with minus infinity where
-# the mask says no, and a product with the values.
-# </details>
-
-
-# %% tags=["exercise"]
-def attend_with_cache(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    positions: torch.Tensor,
-) -> torch.Tensor:
-    """Write k and v at each row's position and attend to the slots up to it: [rows, queries, head_dim].
-
-    q: [rows, queries, head_dim]; k, v: [rows, head_dim]; keys, values: [rows, slots, head_dim]; positions: [rows].
-    """
-    # BEGIN SOLUTION
-    rows = torch.arange(len(k))
-    keys[rows, positions], values[rows, positions] = k, v
-    seen = torch.arange(keys.shape[1]) <= positions[:, None]  # [rows, slots]
-    scores = q @ keys.transpose(1, 2) / q.shape[-1] ** 0.5  # [rows, queries, slots]
-    return scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1) @ values
-    # END SOLUTION
-
-
-# %%
-check.q1(attend_with_cache)
-
-# %% [markdown]
-# Your function at work: three rows at positions 2, 7 and 4 of a cache with ten slots. The values are one-hot, so the
-# output **is** the weights. **Look for** where each row stops. The check sees only your result. The line above the
-# figure says whether you wrote to the cache itself; if you didn't, the next step misses this token.
-
-# %% tags=["hide-input"]
-# @title Figure: the weights
-if check.q1.passed:
-    slots = 10
-    q, k, keys = torch.randn(3, 1, slots), torch.randn(3, slots), torch.randn(3, slots, slots)
-    positions = torch.tensor([2, 7, 4])
-    values = torch.eye(slots).expand(3, slots, slots).clone()
-    weights = attend_with_cache(q, k, values[torch.arange(3), positions], keys, values, positions)[:, 0]
-    print("the new keys are in the cache:", torch.equal(keys[torch.arange(3), positions], k))
-    fig, ax = plt.subplots(figsize=(6.5, 2.4), layout="constrained")
-    image = ax.imshow(weights, cmap="Blues", vmin=0)
-    ax.set(xlabel="slot", ylabel="row", yticks=range(3), xticks=range(slots), title="Weights of one query per row")
-    fig.colorbar(image, ax=ax)
-    plt.show()
-
-# %% [markdown] tags=["solution"]
-# **Why a mask and not a slice.** `keys[i, : p + 1]` has another shape for each row and each step: it can be neither
-# batched nor recorded. A mask always has the same shape, and what it hides is data. **Why the position itself, too.** A
-# token attends to itself; without it the first token of an empty cache would see nothing, and the softmax of nothing is
-# `nan`. **Why before the softmax.** A score of 0 is not a weight of 0, and weights set to 0 afterwards no longer add up
-# to 1.
-
-# %% [markdown]
-# ## q2 · A step without an if
+# ## q1 · A step without an if
 #
 # ●●●●○ · 30 minutes
 #
@@ -175,14 +92,14 @@ def tape_of_the_end(eos: int, pad: int, limit: int) -> list:
 
 
 # %%
-check.q2(tape_of_the_end)
+check.q1(tape_of_the_end)
 
 # %% [markdown]
 # Your tape, replayed on made-up draws of four rows, with 1 as the end, 0 as padding and 8 as the limit.
 
 # %% tags=["hide-input"]
 # @title Table: eight replays
-if check.q2.passed:
+if check.q1.passed:
     torch.manual_seed(2)
     tape, names = tape_of_the_end(1, 0, 8), ("token", "position", "ended")
     memory = {"token": torch.full((4,), 5), "position": torch.tensor([2, 3, 1, 4]), "ended": torch.zeros(4).long()}
@@ -199,7 +116,7 @@ if check.q2.passed:
 # host, and the reason it looks every few steps.
 
 # %% [markdown]
-# ## q3 · Four mistakes in a draw
+# ## q2 · Four mistakes in a draw
 #
 # ●●●●○ · 25 minutes
 #
@@ -293,7 +210,7 @@ def mended_draw(logits: torch.Tensor, tile: int, uniform: torch.Tensor) -> tuple
 
 
 # %%
-check.q3(mended_draw)
+check.q2(mended_draw)
 
 # %%
 try:
@@ -311,7 +228,7 @@ except NotImplementedError:
 # true entry is 0. The kernel takes the last place then.)
 
 # %% [markdown]
-# ## q4 · How many slots?
+# ## q3 · How many slots?
 #
 # ●●●○○ · 25 minutes
 #
@@ -358,7 +275,7 @@ def best_slots(lengths: torch.Tensor, host_ms: float, fixed_ms: float, row_ms: f
 
 
 # %%
-check.q4(best_slots)
+check.q3(best_slots)
 
 # %% [markdown]
 # The best number of slots for 48 answers of geometric length, by what a row costs. **Look for** when it pays to have
@@ -366,7 +283,7 @@ check.q4(best_slots)
 
 # %% tags=["hide-input"]
 # @title Figure: slots, by the price of a row
-if check.q4.passed:
+if check.q3.passed:
     torch.manual_seed(0)
     lengths = (1 + torch.distributions.Geometric(1 / 60).sample((48,)).long()).clamp(max=256)
     prices = [0.0, 0.005, 0.01, 0.02, 0.05, 0.1]

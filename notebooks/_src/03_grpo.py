@@ -714,14 +714,14 @@ def final_of(name: str) -> list[float]:
 #
 # <details><summary>Answer</summary>
 # It shortens it by the factor $1 - 1/G$, everywhere (lesson 01). A constant factor does no harm. The division by the
-# deviation is another matter: exercise 5.
+# deviation is another matter: exercise 4.
 # </details>
 #
 # ## Exercises
 #
-# [exercises/03_grpo.ipynb](../exercises/03_grpo.ipynb): make your loop GRPO, tell from a log which trainer wrote it,
-# make a data set as silent as you're asked to, build a better KL penalty, and work out where GRPO's estimate points.
-# Then go on to [04 · Dr. GRPO](04_dr_grpo.ipynb).
+# [exercises/03_grpo.ipynb](../exercises/03_grpo.ipynb): make your loop GRPO, make a data set as silent as you're
+# asked to, build a better KL penalty, and work out where GRPO's estimate points. Then go on to
+# [04 · Dr. GRPO](04_dr_grpo.ipynb).
 #
 # ## Further reading
 #

@@ -351,7 +351,8 @@ print(f"{len(operators):,} operators, {path.stat().st_size / 1e6:.1f} MB; one of
 print({key: operators[100][key] for key in ("name", "ph", "cat", "ts", "dur")})
 
 # %% [markdown]
-# Start `ts` and duration `dur` are in microseconds. Events of one thread are nested like the calls they come from.
+# Start `ts` and duration `dur` are in microseconds. Events of one thread are nested like the calls they come from, so
+# durations add up to more than the step took; an event's *self time* leaves out the calls directly within it.
 # **Look for** the pattern that repeats with each layer, and count the products among its calls.
 
 # %% tags=["hide-input"]
@@ -814,8 +815,8 @@ answers_bet.result(round(100 * small_update["update_s"] / large_update["update_s
 # ## Exercises
 #
 # [exercises/06_where_time_goes.ipynb](../exercises/06_where_time_goes.ipynb): fix a busy fraction of 140%, find out
-# how many rows are free, spend two weeks of work well, and read self times from a trace. Then go on to [07 · From
-# generate to one CUDA graph per step](07_static_cache.ipynb).
+# how many rows are free, and spend two weeks of work well. Then go on to [07 · From generate to one CUDA graph per
+# step](07_static_cache.ipynb).
 #
 # ## Further reading
 #

@@ -929,8 +929,8 @@ waits, _, ours = kept_rate.values()
 #
 # ## Exercises
 #
-# [exercises/07_static_cache.ipynb](../exercises/07_static_cache.ipynb): write into a static cache and attend, write a
-# step without an `if`, fix a draw, and find out how many slots to take. Then go on to
+# [exercises/07_static_cache.ipynb](../exercises/07_static_cache.ipynb): write a step without an `if`, fix a draw, and
+# find out how many slots to take. Then go on to
 # [08 · First kernels in CuTe DSL](08_first_kernels.ipynb).
 #
 # ## Further reading

@@ -1,5 +1,4 @@
-"""Checks of the exercises of lesson 03: GRPO in the loop, whose log it is, a silent data set, a KL penalty, the mean of
-an estimate."""
+"""Checks of the exercises of lesson 03: GRPO in the loop, a silent data set, a KL penalty, the mean of an estimate."""
 
 import itertools
 import math
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlcourse.course.checks import Question, between, compare, draw
-from rlcourse.course.checks.builders import ragged_mask, whole_number
+from rlcourse.course.checks.builders import ragged_mask
 from rlcourse.course.checks.comparison import as_tensor
 from rlcourse.course.checks.policy_losses import expect_loss
 
@@ -28,49 +27,7 @@ def check_grpo(f, apart: float, A: float = 1.0) -> None:
 q1.case("policies apart, some tokens clipped")(lambda f: check_grpo(f, 0.6))
 q1.case("only the KL: all advantages are 0")(lambda f: check_grpo(f, 0.6, A=0.0))
 
-q2 = Question("q2", "whose_log", hint="Which numbers does each trainer make of these rewards, up to a factor?")
-TRAINERS = ("rewards as they are", "less the batch mean", "less the group mean", "GRPO", "GRPO on the wrong groups")
-
-
-def weights_of(trainer: int, rewards: Tensor, n: int) -> Tensor:
-    """What a trainer multiplies the log-probs with, row by row: [rows], float64."""
-    mixed = trainer == 4  # row i is taken for one of group i % prompts
-    groups = rewards.double().view(n, -1).T if mixed else rewards.double().view(-1, n)
-    less_mean = groups - groups.mean(1, keepdim=True)
-    normal = less_mean / (groups.std(1, keepdim=True) + EPS)
-    found = (groups, groups - groups.mean(), less_mean, normal, normal.T)[trainer]
-    return found.flatten()
-
-
-def check_log(f, rewards: Tensor, n: int, largest: float) -> None:
-    """Write a log of each trainer, each with its own unknown factor, and ask whose it is; in drawn order."""
-    for trainer in torch.randperm(len(TRAINERS)).tolist():
-        exact = largest ** between(-1, 1) * weights_of(trainer, rewards, n)
-        step = 10.0 ** torch.floor(torch.log10(exact.abs().max()) - 2)  # three digits of the largest
-        number = whole_number(f(rewards, ((exact / step).round() * step).float(), n), 0, 4)
-        if number != trainer:
-            raise AssertionError(
-                f"a log of trainer {trainer} ({TRAINERS[trainer]}), you say {number} ({TRAINERS[number]}): compare "
-                "directions, as the factor is unknown, and look at the sums and sizes of the weights in each group"
-            )
-
-
-@q2.case("rewards of 0 and 1")
-def _(f):
-    for n in (4, 8):
-        counts = torch.tensor([1, n // 2, n // 2, n - 1, n, draw(0, n)])[torch.randperm(6)]  # right answers of a group
-        order = torch.rand(6, n).argsort(1)
-        check_log(f, (order < counts[:, None]).float().flatten(), n, largest=2.0)
-
-
-@q2.case("partial credit, spread differently from prompt to prompt; a factor from a thousandth to a thousand")
-def _(f):
-    for prompts, n, largest in ((3, 5, 2.0), (8, 4, 2.0), (draw(4, 6), draw(3, 7), 1e3)):
-        spread = torch.linspace(0.1, 1.0, prompts)[torch.randperm(prompts), None]
-        check_log(f, (torch.rand(prompts, 1) + spread * torch.rand(prompts, n)).flatten(), n, largest)
-
-
-q3 = Question("q3", "data_set", hint="Which problems are silent in groups of any size? Which are most rarely silent?")
+q2 = Question("q2", "data_set", hint="Which problems are silent in groups of any size? Which are most rarely silent?")
 MOST, CLOSE = 1000, 0.01
 
 
@@ -90,14 +47,14 @@ def check_data(f, n: int, low: float, high: float) -> None:
         raise AssertionError(f"your problems have mean {got_mean:.3f} and {got:.1%} silent groups of {n}; {wanted}")
 
 
-q3.case("half of the way from the fewest silent groups to all, in pairs, too, where even the middle is often silent")(
+q2.case("half of the way from the fewest silent groups to all, in pairs, too, where even the middle is often silent")(
     lambda f: [check_data(f, n, 0.3, 0.7) for n in (8, 4, 2)]
 )
-q3.case("nearly all groups silent, and few of them")(
+q2.case("nearly all groups silent, and few of them")(
     lambda f: [check_data(f, 8, *ends) for ends in ((0.9, 0.96), (0.08, 0.15))]
 )
 
-q4 = Question("q4", "penalty", hint="Which of the three has the value that is wanted, and which has the gradient?")
+q3 = Question("q3", "penalty", hint="Which of the three has the value that is wanted, and which has the gradient?")
 
 
 def two_policies(tokens: int, distance: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -113,7 +70,7 @@ def values_of(f, pi: Tensor, ref: Tensor) -> Tensor:
     return found
 
 
-@q4.case("its value: right on average")
+@q3.case("its value: right on average")
 def _(f):
     for distance in (0.5, 1.5):
         pi, ref = two_policies(draw(5, 9), distance)
@@ -125,7 +82,7 @@ def _(f):
         compare(weights @ values_of(f, pi, ref), weights @ d, mistakes, what="the mean over tokens")
 
 
-@q4.case("its value: never negative, 0 where the two agree, and not flat")
+@q3.case("its value: never negative, 0 where the two agree, and not flat")
 def _(f):
     pi, ref = two_policies(draw(5, 9))
     found = values_of(f, pi, ref)
@@ -137,7 +94,7 @@ def _(f):
     assert torch.allclose(values_of(f, pi[some], ref[some]), found[some], atol=1e-6), said
 
 
-@q4.case("its gradient: that of the KL, on average")
+@q3.case("its gradient: that of the KL, on average")
 def _(f):
     for tokens in (draw(4, 6), draw(7, 9)):
         pi, ref = two_policies(tokens)
@@ -153,10 +110,10 @@ def _(f):
         compare(by_token - weights * by_token.sum(), of_kl, mistakes, what="the mean gradient in the logits")
 
 
-q5 = Question("q5", "expected_gradients", hint="All actions^G groups, their probabilities, and the estimate of each.")
+q4 = Question("q4", "expected_gradients", hint="All actions^G groups, their probabilities, and the estimate of each.")
 
 
-@q5.expects({
+@q4.expects({
     "not divided": "You did not divide by the deviation in the second row.",
     "population": "You divided by n inside the deviation: that of a sample has n - 1.",
     "no baseline": "You did not subtract the mean of the group.",
@@ -186,11 +143,11 @@ def apart(actions: int) -> Tensor:
     return torch.randperm(33)[:actions] / 8
 
 
-q5.case("two to four actions in groups of 2, 3, 4 and 6")(lambda f: [
-    q5.check(f, torch.randn(actions), apart(actions) - 0.5, n)
+q4.case("two to four actions in groups of 2, 3, 4 and 6")(lambda f: [
+    q4.check(f, torch.randn(actions), apart(actions) - 0.5, n)
     for actions, n in ((2, 3), (2, 2), (2, 6), (3, 4), (4, 3))
 ])  # fmt: skip
-q5.case("rewards all alike: no gradient at all")(lambda f: [
+q4.case("rewards all alike: no gradient at all")(lambda f: [
     compare(f(torch.randn(3), torch.ones(3), 3), torch.zeros(2, 3), what="the gradient"),
-    q5.check(f, torch.randn(3), apart(3), 3),
+    q4.check(f, torch.randn(3), apart(3), 3),
 ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""Checks of the exercises of lesson 06: busy fraction, free rows, a plan within a budget, self time."""
+"""Checks of the exercises of lesson 06: busy fraction, free rows, a plan within a budget."""
 
 import torch
 from torch import Tensor
@@ -186,50 +186,3 @@ def _(f, wanted):
     plans = torch.stack([plan, *(plan_by(*given, days, budget, rule=rule) for rule in ("", *RULES))])
     took, best, *others = step_times(plans, *given).tolist()
     compare(took, best, dict(zip(RULES.values(), others, strict=True)), "the seconds of a step with your plan")
-
-
-q4 = Question("q4", "self_times", hint="An event's parent is the shortest one that holds it: take its time off there.")
-
-
-@q4.expects({
-    "durations": "That is the whole duration: take the children's off.",
-    "descendants": "You took all descendants off: a grandchild is within a child already.",
-    "float32": "Times of a trace are large: keep float64, float32 rounds them.",
-}, atol=1e-4)  # fmt: skip
-def own_times(starts: Tensor, ends: Tensor, wrong: str = "") -> Tensor:
-    """The parent is the shortest event that holds one: [events], float64."""
-    if wrong == "float32":
-        starts, ends = starts.float(), ends.float()
-    starts, ends = starts.double(), ends.double()
-    duration = ends - starts
-    holds = (starts[:, None] <= starts) & (ends <= ends[:, None]) & ~torch.eye(len(starts), dtype=torch.bool)
-    shortest = torch.where(holds, duration[:, None], torch.inf).argmin(0)
-    children = holds & (torch.arange(len(starts))[:, None] == shortest)
-    children = {"descendants": holds, "durations": 0 * holds}.get(wrong, children)
-    return duration - children.double() @ duration
-
-
-def check_own(f, pairs: list[tuple[float, float]], later: float = 0.0) -> None:
-    """pairs: starts and ends of events, in microseconds after `later`; any order."""
-    starts, ends = (torch.tensor(pairs, dtype=torch.float64)[torch.randperm(len(pairs))] + later).T.contiguous()
-    q4.check(f, starts, ends)
-
-
-def tree(depth: int, begin: float, end: float) -> list[tuple[float, float]]:
-    """Nested events: a few children with gaps between them, down to `depth`."""
-    found = [(begin, end)]
-    cuts = (begin + (end - begin) * torch.rand(4, dtype=torch.float64).sort().values).tolist()
-    for left, right in (cuts[:2], cuts[2:]) if depth else ():
-        found += tree(depth - 1, left, right)
-    return found
-
-
-q4.case("grandchildren; children that begin or end with their parents; siblings that touch")(lambda f: [
-    check_own(f, [(0.0, between(2, 3)), (0.0, 10.0), (20.0, between(21, 22)), (20.0, 25.0), (20.0, 31.0)]),
-    check_own(f, [(5.0, between(7, 8)), (5.0, between(10, 11)), (1.0, 40.0), (1.0, 20.0)]),
-    check_own(f, [(0.0, 10.0), (1.0, 4.0), (4.0, 10.0), (4.5, between(5, 6)), (10.0, 12.0)]),
-])  # fmt: skip
-q4.case("a deep random tree")(lambda f: check_own(f, tree(3, 0.0, 1000.0) + tree(2, 1000.0, 1500.0)))
-q4.case("times as in a trace: microseconds since the machine was started")(
-    lambda f: check_own(f, tree(2, 0.0, 50.0), later=6_839_553_812.0)
-)

@@ -1,4 +1,4 @@
-"""Checks of the exercises of lesson 07: a static cache, a recorded step without an if, a draw by tiles, and slots."""
+"""Checks of the exercises of lesson 07: a recorded step without an if, a draw by tiles, and slots."""
 
 import torch
 from torch import Tensor
@@ -6,51 +6,7 @@ from torch import Tensor
 from rlcourse.course.checks import Question, between, compare, draw
 from rlcourse.course.checks.builders import Names, drawn_until, left_in, whole_number
 
-q1 = Question("q1", "attend_with_cache", hint="Write k and v at [row, position], then hide the slots after it.")
-
-
-@q1.expects({
-    "no mask": "You attend to all slots: hide those after the position.",
-    "not itself": "The new token must see itself too: slot `positions` counts.",
-    "not written": "The new key and value do not stand in slot `positions`: write them first.",
-    "all places": "Each row was written at all positions: index rows and positions together.",
-    "times mask": "You multiplied the scores by the mask: 0 is a score like any other, minus infinity is none.",
-    "hidden late": "You hid the slots after the softmax: they have taken their share by then.",
-    "not scaled": "The scores are not scaled: divide them by the square root of D.",
-}, atol=1e-4)  # fmt: skip
-def attend(q, k, v, keys, values, positions, wrong: str = "") -> Tensor:
-    """Write and attend row by row in float64; `wrong` names a usual mistake: [rows, queries, head_dim]."""
-    q, k, v, keys, values = (x.double().clone() for x in (q, k, v, keys, values))
-    slots, size, places, found = keys.shape[1], keys.shape[2], positions.tolist(), torch.zeros_like(q)
-    scale = 1.0 if wrong == "not scaled" else size**-0.5
-    for r, p in enumerate(places):
-        at = {"not written": [], "all places": places}.get(wrong, [p])
-        keys[r, at], values[r, at] = k[r], v[r]
-        count = {"no mask": slots, "not itself": max(p, 1), "times mask": slots, "hidden late": slots}.get(wrong, p + 1)
-        seen = torch.arange(count) <= p
-        scores = scale * q[r] @ keys[r, :count].T * (seen if wrong == "times mask" else 1)
-        weights = (scores - scores.logsumexp(-1, keepdim=True)).exp() * (seen if wrong == "hidden late" else 1)
-        found[r] = weights @ values[r, :count]
-    return found
-
-
-def check_cache(f, rows: int, queries: int, slots: int, size: int, positions: Tensor, junk: float = 1.0) -> None:
-    """junk: how large the numbers are that an earlier answer left from the positions on."""
-    shapes = ((rows, queries, size), (rows, size), (rows, size), (rows, slots, size), (rows, slots, size))
-    *new, keys, values = (torch.randn(shape) for shape in shapes)
-    left = torch.where(torch.arange(slots) < positions[:, None], 1.0, junk)[..., None]
-    q1.check(f, *new, keys * left, values * left, positions)
-
-
-q1.case("rows at different positions, the first and the last slot included, and nothing that an earlier answer left")(
-    lambda f: [
-        check_cache(f, 4, 3, 8, 6, torch.randperm(7)[:4]),
-        check_cache(f, 2, 2, 5, 4, torch.tensor([4, 0])),
-        check_cache(f, 3, 2, 9, 4, torch.tensor([1, 4, 7]), junk=30.0),
-    ]
-)
-
-q2 = Question("q2", "tape_of_the_end", hint="What had ended is needed first and written last. Truth is the number 1.")
+q1 = Question("q1", "tape_of_the_end", hint="What had ended is needed first and written last. Truth is the number 1.")
 OPERATIONS = {
     "add": lambda a, b: a + b,
     "equal": lambda a, b: int(a == b),
@@ -98,21 +54,21 @@ def check_tape(f, limit: int, position: int, ended: int, draws: str) -> None:
         row = expected
 
 
-q2.case("a row writes, ends by itself, and stays so, also one that had ended before")(lambda f: [
+q1.case("a row writes, ends by itself, and stays so, also one that had ended before")(lambda f: [
     check_tape(f, 1000, draw(3, 40), 0, "wwewww"),
     check_tape(f, 1000, draw(3, 9), 1, "wweww"),
     check_tape(f, 20, 20, 1, "ewwe"),
 ])  # fmt: skip
 
 
-@q2.case("a row runs into the limit, or ends exactly there")
+@q1.case("a row runs into the limit, or ends exactly there")
 def _(f):
     for draws in ("wwwwww", "wwewww", "ewwewe"):
         limit = draw(20, 200)
         check_tape(f, limit, limit - 3, 0, draws)
 
 
-q3 = Question("q3", "mended_draw", hint="Follow one u by hand on four tokens in two tiles, line by line.")
+q2 = Question("q2", "mended_draw", hint="Follow one u by hand on four tokens in two tiles, line by line.")
 PLANTED = {
     "scale": "each tile is measured by its own largest logit: bring all of a row to one scale",
     "left": "within the tile, look for what is left of the goal: take off the mass of the tiles before it",
@@ -140,7 +96,7 @@ def wrong_draw(logits: Tensor, tile: int, uniform: Tensor, wrong: Names) -> tupl
     return torch.tensor(tokens), torch.stack(logprobs)
 
 
-@q3.expects(also=left_in(wrong_draw, PLANTED) | {
+@q2.expects(also=left_in(wrong_draw, PLANTED) | {
     "That is the place within the tile: add the tokens of the tiles before it.": lambda logits, tile, u: (
         draw_flat(logits, tile, u)[0] % tile, draw_flat(logits, tile, u)[1]
     ),
@@ -160,10 +116,10 @@ def check_draw(f, logits: Tensor, tile: int, tokens: Tensor | None = None) -> No
     pi = logits.double().softmax(-1)
     tokens = torch.multinomial((pi > 0.01) * pi, 1)[:, 0] if tokens is None else tokens
     middle = pi.cumsum(-1) - pi / 2
-    q3.check(f, logits, tile, middle.gather(1, tokens[:, None])[:, 0].float())
+    q2.check(f, logits, tile, middle.gather(1, tokens[:, None])[:, 0].float())
 
 
-q3.case(
+q2.case(
     "tiles of some tokens, of one and of all, a last tile that is not full; logits whose exp is infinite"
 )(lambda f: [
     *(check_draw(f, 1.5 * torch.randn(16, 24), tile) for tile in (6, 1, 24)),
@@ -173,17 +129,17 @@ q3.case(
 ])  # fmt: skip
 
 
-@q3.case("u = 0 falls on the first token that can be drawn")
+@q2.case("u = 0 falls on the first token that can be drawn")
 def _(f):
     logits = torch.randn(3, 8)
     logits[:, 0] = logits[1, 1] = -torch.inf
-    q3.check(f, logits, 4, torch.zeros(3))
+    q2.check(f, logits, 4, torch.zeros(3))
     logits = torch.randn(2, 12)
     logits[:, 0], logits[:, 1:4] = -torch.inf, logits[:, 1:4] - 10_000  # a tile whose mass rounds to 0
-    q3.check(f, logits, 4, torch.zeros(2))
+    q2.check(f, logits, 4, torch.zeros(2))
 
 
-q4 = Question("q4", "best_slots", hint="After how many steps has the last answer ended, with so many slots? Try all.")
+q3 = Question("q3", "best_slots", hint="After how many steps has the last answer ended, with so many slots? Try all.")
 SLOT_RULES = {
     "batches": "You wait for the longest of each batch: a free slot takes the next answer at once.",
     "evenly": "You divided the tokens evenly: an answer stays in its slot until it ends.",
@@ -227,7 +183,7 @@ def some_answers() -> tuple[Tensor, float, float, float, int]:
     return lengths, between(0, 2.5), between(0.3, 1.0), between(0.02, 0.2), 20
 
 
-@q4.cases_of({  # case: the rules that, like 1, 2 and all slots, do not give the best number
+@q3.cases_of({  # case: the rules that, like 1, 2 and all slots, do not give the best number
     "a host that hides some rows": ["no host"],
     "rows that cost, and a price for each step": ["steps", "no host"],
     "the order in which they wait": ["sorted"],

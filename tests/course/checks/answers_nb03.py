@@ -4,15 +4,8 @@ import functools
 
 import torch
 
-from rlcourse.course.checks.nb03 import TRAINERS, weights_of
 
-
-# q2: whose log
-def by_direction(rewards, weights, n, known=range(5), near=lambda a, b: torch.cosine_similarity(a, b, dim=0)):
-    return max(known, key=lambda k: near(weights.double(), weights_of(k, rewards, n)).item())
-
-
-# q3: a data set
+# q2: a data set
 def mixture(mean, share, n, least=None, problems=1000):
     least = mean**n + (1 - mean) ** n if least is None else least
     extreme = round(problems * (share - least) / (1 - least))
@@ -20,7 +13,7 @@ def mixture(mean, share, n, least=None, problems=1000):
     return torch.tensor([1.0] * solved + [0.0] * (extreme - solved) + [mean] * (problems - extreme))
 
 
-# q4: a penalty
+# q3: a penalty
 def k2(new, ref):
     return (new - ref) ** 2 / 2
 
@@ -33,16 +26,9 @@ def value_and_gradient(new, ref, value=k3, gradient=k2):
     return value(new, ref).detach() + gradient(new, ref) - gradient(new, ref).detach()
 
 
-RIGHT = {"q2": by_direction, "q3": mixture, "q4": value_and_gradient}
+RIGHT = {"q2": mixture, "q3": value_and_gradient}
 WRONG = {
     "q2": {
-        "groups are rows": (lambda r, w, n: by_direction(r, w, n, known=(0, 1, 2, 3)), "a log of trainer 4"),
-        "no deviation": (lambda r, w, n: by_direction(r, w, n, known=(0, 1, 2, 4)), "a log of trainer 3"),
-        "no batch mean": (lambda r, w, n: by_direction(r, w, n, known=(0, 2, 3, 4)), "a log of trainer 1"),
-        "by size": functools.partial(by_direction, near=lambda a, b: -(a - b).norm()),
-        "the name": (lambda r, w, n: TRAINERS[by_direction(r, w, n)], "return a whole number"),
-    },
-    "q3": {
         "all alike": (lambda mean, share, n: torch.full((100,), mean), "silent groups"),
         "the ends alone": lambda mean, share, n: mixture(mean, 1.0, n),
         "a share of ends": lambda mean, share, n: mixture(mean, share, n, least=0.0),
@@ -50,7 +36,7 @@ WRONG = {
         "too many": (lambda mean, share, n: mixture(mean, share, n, problems=100_000), "return 1 to 1000"),
         "not probabilities": (lambda mean, share, n: torch.tensor([mean - 2.0, mean + 2.0]), "between 0 and 1"),
     },
-    "q4": {
+    "q3": {
         "reversed": (lambda new, ref: k3(ref, new), "the other way round"),
         "k1": (lambda new, ref: new - ref, "The value is negative, as k1"),
         "k2": (k2, "That is k2"),
@@ -65,7 +51,7 @@ WRONG = {
             "the others in the batch",
         ),
     },
-    "q5": {
+    "q4": {
         "exact": lambda logits, rewards, n: (logits.softmax(0) * (rewards - logits.softmax(0) @ rewards)).expand(2, -1),
     },
 }

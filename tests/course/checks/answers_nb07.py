@@ -1,21 +1,11 @@
 """Answers to the exercises of lesson 07."""
 
-import torch
 from answers import ruled
 
 from rlcourse.course.checks.nb07 import SLOT_RULES, draw_flat, slots_by
 
 
-# q1: a static cache
-def masked_by_minus_one(q, k, v, keys, values, positions):
-    """Where the mask says no, the score is -1."""
-    rows = torch.arange(len(k))
-    keys[rows, positions], values[rows, positions] = k, v
-    mask = (torch.arange(keys.shape[1]) <= positions[:, None])[:, None]
-    return (q @ keys.transpose(1, 2) / q.shape[-1] ** 0.5).masked_fill(~mask, -1.0).softmax(-1) @ values
-
-
-# q2: a tape
+# q1: a tape
 def tape_with_choices(eos, pad, limit):
     return [
         ("add", "next", "position", 1),
@@ -43,10 +33,9 @@ def in_another_order(*order):
     return lambda eos, pad, limit: [tape_with_choices(eos, pad, limit)[i] for i in order]
 
 
-RIGHT = {"q2": tape_with_choices}
+RIGHT = {"q1": tape_with_choices}
 WRONG = {
-    "q1": {"a mask of minus one": masked_by_minus_one},
-    "q2": {
+    "q1": {
         "no padding": (tape_without(_2=("add", "token", "drawn", 0)), "your tape makes"),
         "moves on": tape_without(1, _0=("add", "position", "position", 1)),
         "forgets": tape_without(_7=("add", "ended", "now", 0)),
@@ -59,9 +48,9 @@ WRONG = {
         "unwritten": (tape_without(0), "nothing that has been written"),
         "a source too few": (lambda eos, pad, limit: [("add", "position", 1)], "needs 2 sources"),
     },
-    "q3": {
+    "q2": {
         "probability": lambda *a: (draw_flat(*a)[0], draw_flat(*a)[1].exp()),
         "tokens alone": (lambda *a: draw_flat(*a)[0], "should be 2 tensors"),
     },
-    "q4": ruled(slots_by, SLOT_RULES) | {"the time": (lambda lengths, host, fixed, row, most: 12.5, "whole number")},
+    "q3": ruled(slots_by, SLOT_RULES) | {"the time": (lambda lengths, host, fixed, row, most: 12.5, "whole number")},
 }
