@@ -2,13 +2,13 @@
 
 import itertools
 import math
+from collections import Counter
 from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 from rlcourse.course.checks import Question, between, draw, received
-from rlcourse.course.checks.programs import ALL_REDUCE, COMPUTE, RECEIVE, SEND, random_programs, reached, waits
 
 q1 = Question("q1", "divided_by", hint="Which six vectors could a colleague have? Which of them is this one's?")
 RIGHT, OWN_MEANS, NOT_AVERAGED, NOT_SENT, ROWS, TWICE = range(6)
@@ -91,15 +91,69 @@ PLANS = {  # case: machines and ranks of each
 q2.cases_of(PLANS)(lambda f, plans: [check_plan(f, *sizes) for sizes in plans])
 
 q3 = Question("q3", "progress", hint="Which rank can take the next step now, and which others must join?", seconds=20)
-q3.expects({
+COMPUTE, SEND, RECEIVE, ALL_REDUCE = range(4)
+Program = list[tuple[int, int]]  # of a rank: kind and peer of each step
+
+
+@q3.expects({
     "buffered": "Your sends do not wait: here a send ends when its receiver has come to receive.",
     "any receive": "A receive takes from the rank that it names, not from anybody who sends.",
     "some": "An all-reduce waits for all ranks, not for some of them.",
     "all or nothing": "A rank that hangs has still done what comes before.",
-}, parts={"the steps done": None})(reached)  # fmt: skip
+}, parts={"the steps done": None})  # fmt: skip
+def reached(kinds: Tensor, peers: Tensor, mistake: str = "") -> list[int]:
+    """Steps done by each rank: a step is done if what it is matched with exists, and all steps before either are done.
+    The k-th send of a to b is matched with the k-th receive of b from a, the k-th all-reduce with those of all
+    ranks."""
+    ranks, length = kinds.shape
+    together: dict[tuple, list[tuple[int, int]]] = {}  # steps that happen at once
+    for rank, program in enumerate(kinds.tolist()):
+        counts: Counter = Counter()
+        for at, kind in enumerate(program):
+            event: tuple = {ALL_REDUCE: ("all",)}.get(kind, (rank, at))
+            if kind in (SEND, RECEIVE):
+                sender, receiver = (rank, int(peers[rank, at]))[:: 1 if kind == SEND else -1]
+                event = ("message", 0 if mistake == "any receive" else sender, receiver)
+            counts[kind, event] += 1
+            together.setdefault((*event, "time", counts[kind, event]), []).append((rank, at))
+    needed = {"message": 2, "all": 2 if mistake == "some" else ranks}
+    done = [[False] * length for _ in range(ranks)]
+    for _ in range(kinds.numel()):
+        for event, steps in together.items():
+            complete = len(steps) >= needed.get(event[0], 1) and all(all(done[rank][:at]) for rank, at in steps)
+            for rank, at in steps:
+                own = mistake == "buffered" and kinds[rank, at] == SEND and all(done[rank][:at])
+                done[rank][at] |= complete or own
+    found = [sum(steps) for steps in done]
+    return [0] * ranks if mistake == "all or nothing" and min(found) < length else found
 
 
-def check_programs(f, *programs: list[tuple[int, int]]) -> None:
+def waits(low: int, high: int) -> Program:
+    return [(COMPUTE, 0)] * draw(low, high)
+
+
+def random_programs(ranks: int, events: int, swaps: int) -> list[Program]:
+    """Programs that end well, but for so many swaps of neighbouring steps."""
+    programs: list[Program] = [[] for _ in range(ranks)]
+    for _ in range(events):
+        what = draw(0, 5)
+        a, b = torch.randperm(ranks)[:2].tolist()
+        if what == 0:
+            for program in programs:
+                program.append((ALL_REDUCE, 0))
+        elif what == 1:
+            programs[a].append((COMPUTE, 0))
+        else:
+            programs[a].append((SEND, b))
+            programs[b].append((RECEIVE, a))
+    for _ in range(swaps):
+        program = programs[draw(0, ranks - 1)]
+        at = draw(0, max(len(program) - 2, 0))
+        program[at : at + 2] = program[at : at + 2][::-1]
+    return programs
+
+
+def check_programs(f, *programs: Program) -> None:
     """Ranks get other numbers, and all programs the same length."""
     new = torch.randperm(len(programs)).tolist()
     length = max(map(len, programs)) + draw(0, 2)
