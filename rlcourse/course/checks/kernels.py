@@ -148,43 +148,31 @@ def meaning(error: ptx.PTXError) -> str:
     return MEANING.get(type(error), "Two warps use the same bytes, at least one writes, and nothing says who is first.")
 
 
-def execute(f, tensors: dict[str, Tensor], **order) -> ptx.Report:
-    """Run the kernel that `f()` gives on CPU tensors, by name, of which it writes the last; where there is a GPU, there
-    too, and both must agree."""
-    given = [tensor.clone() for tensor in tensors.values()]
-    kernel = f()
-    try:
-        report = kernel.run(tensors, **order)
-    except ptx.PTXError as error:
-        raise AssertionError(f"{meaning(error)} ({error})") from None
-    if torch.cuda.is_available() and kernel.launch:  # the interpreter found no mistake: nothing can be harmed there
-        there, (*_, ours) = [tensor.cuda() for tensor in given], tensors.values()
-        kernel.launch(*there)
-        compare(there[-1].float(), ours.float(), what="the GPU's result, beside the interpreter's,", atol=1e-4)
-    return report
-
-
 def kernel_question(name: str, function: str, hint: str) -> Question:
     return Question(name, function, hint, seconds=SECONDS, caller=Maker)
-
-
-def all_written(out: Tensor, what: str) -> None:
-    """The interpreter leaves all bits set where nothing is written, which is nan."""
-    left = int((out.view({2: torch.int16, 4: torch.int32}[out.element_size()]) == -1).sum())
-    assert not left, f"{left} of {out.numel()} elements of {what} were never written"
 
 
 def check_kernel(
     f, inputs: dict[str, Tensor], expected: Tensor, mistakes: dict[str, Tensor], size: str = "", output: str = "out",
     atol: float = 1e-5, nan: str = "are nan", **order,
 ) -> ptx.Report:  # fmt: skip
-    """Run a kernel and compare its last tensor, `output`, with what it should be. nan: what is said of nan in it."""
+    """Run the kernel that `f()` gives on CPU tensors, by name, and compare what it writes, `output`, with what that
+    should be. Where there is a GPU it runs there too, and both must agree. nan: what is said of nan in it."""
     out = torch.full(expected.shape, torch.nan, dtype=next(iter(inputs.values())).dtype)
-    report = execute(f, inputs | {output: out}, **order)
+    kernel, given = f(), [tensor.clone() for tensor in (*inputs.values(), out)]
+    try:
+        report = kernel.run(inputs | {output: out}, **order)
+    except ptx.PTXError as error:
+        raise AssertionError(f"{meaning(error)} ({error})") from None
+    if torch.cuda.is_available() and kernel.launch:  # the interpreter found no mistake: nothing can be harmed there
+        there = [tensor.cuda() for tensor in given]
+        kernel.launch(*there)
+        compare(there[-1].float(), out.float(), what="the GPU's result, beside the interpreter's,", atol=1e-4)
     what = f"{output} for {size}" if size else output
-    all_written(out, what)
-    if out.isnan().any():
-        raise AssertionError(f"{int(out.isnan().sum())} of {out.numel()} elements of {what} {nan}")
+    # The interpreter leaves all bits set where nothing is written, which is nan.
+    left = int((out.view({2: torch.int16, 4: torch.int32}[out.element_size()]) == -1).sum())
+    assert not left, f"{left} of {out.numel()} elements of {what} were never written"
+    assert not out.isnan().any(), f"{int(out.isnan().sum())} of {out.numel()} elements of {what} {nan}"
     infinite = f"{what} has infinite values: is it where a thread begins, or a number that grew too large?"
     named = {said: wrong.float() for said, wrong in mistakes.items()}
     compare(out.float(), expected.float(), named, what, atol, not_finite=infinite)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlcourse.course.checks import Question, between, compare, draw
-from rlcourse.course.checks.kernels import all_written, execute, kernel_question
+from rlcourse.course.checks.kernels import check_kernel, kernel_question
 
 q1 = Question("q1", "merge_outputs", hint="How much of the weight of all tokens falls to one place? And to the sink?")
 
@@ -200,9 +200,7 @@ def check_spans(f, spans: list[tuple[int, int]], slots: int, size: int = 64, sco
     first, last = (torch.tensor(ends, dtype=torch.int32) for ends in zip(*spans, strict=True))
     outside = (torch.arange(slots) < first[:, None]) | (torch.arange(slots) >= last[:, None])
     poisoned = [x.masked_fill(outside[..., None], torch.nan) for x in (keys, values)]
-    out = torch.full((pairs, size), torch.nan)
-    tensors = {"q": q, "keys": poisoned[0], "values": poisoned[1], "first": first, "last": last, "out": out}
-    execute(lambda: f(size), tensors)
+    inputs = {"q": q, "keys": poisoned[0], "values": poisoned[1], "first": first, "last": last}
 
     def each(function, cut=slice(None), **mistake) -> Tensor:
         parts = [(q[i], keys[i, a:b][cut], values[i, a:b][cut]) for i, (a, b) in enumerate(spans)]
@@ -218,11 +216,9 @@ def check_spans(f, spans: list[tuple[int, int]], slots: int, size: int = 64, sco
         "acc is not rescaled where a new maximum is met: it has the old one.": each(online, rescale_acc=False),
         "l is not rescaled where a new maximum is met: it has the old one.": each(online, rescale_l=False),
     }
-    all_written(out, "out")
-    said = "you read a slot outside first..last - 1, or divided 0 by 0 for a pair without slots."
-    said = said if scores is None else "a power overflows unless the maximum so far is taken off first."
-    assert not out.isnan().any(), f"nan: {said}"
-    compare(out, each(attend), mistakes, atol=2e-3)
+    said = "are nan: you read a slot outside first..last - 1, or divided 0 by 0 for a pair without slots."
+    said = said if scores is None else "are nan: a power overflows unless the maximum so far is taken off first."
+    check_kernel(lambda: f(size), inputs, each(attend), mistakes, atol=2e-3, nan=said)
 
 
 q5.case("two pairs, all slots, also heads of 128")(
