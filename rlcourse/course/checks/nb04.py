@@ -69,13 +69,10 @@ def _(f):
 q3 = Question("q3", "group_weights", hint="With p = k / n: k answers have |A| = 1 - p, the other n - k have |A| = p.")
 
 
-def shapes(successes: Tensor, n: int) -> Tensor:
-    p = successes / n
-    return torch.stack([p * (1 - p), (p * (1 - p)).sqrt()])
-
-
 @q3.expects(also={
-    "You have p (1 - p) and its root: the right shapes, but not the sums of |A|.": shapes,
+    "You have p (1 - p) and its root: the right shapes, but not the sums of |A|.": lambda k, n: torch.stack(
+        [k / n * (1 - k / n), (k / n * (1 - k / n)).sqrt()]
+    ),
     "The std is that of a sample: n - 1 in its denominator.": {"ddof": 0},
     "The two rows are in the wrong order: Dr. GRPO first.": lambda k, n: weights_by_group(k, n).flip(0),
     "You took the weight of one answer: add up the group.": lambda k, n: weights_by_group(k, n) / n,

@@ -162,29 +162,26 @@ def _(f, name):
         expect_both(f, RECORDED[name], f"the recorded run {name!r}", reward, accuracy, *rest)
 
 
-@q5.case("one bad step at the end is noise, and answers cut off at the start only are no failure")
-def _(f):
-    accuracy = line(0.2, 0.8)
-    accuracy[-1] = 0.2
-    expect_both(f, HEALTHY, "a run with one bad step at the end", accuracy, accuracy, line(0.6, 0.0))
+NO_KL = torch.full((30,), math.nan)
+MADE = {  # as `expect_both` takes them, reward and accuracy alike
+    "one bad step at the end is noise, and answers cut off at the start only are no failure": lambda: (
+        HEALTHY, "a run with a bad last step", torch.cat([line(0.2, 0.8, 29), line(0.2, 0.2, 1)]), line(0.6, 0.0)
+    ),
+    "a collapse into short answers: nothing is cut off": lambda: (
+        COLLAPSED, "a run that fell to answers without a number", torch.cat([line(0.3, 0.4, 10), torch.zeros(20)]),
+        torch.zeros(30), torch.cat([torch.linspace(0, 5, 10), NO_KL[10:]])
+    ),
+    "standing still, with steps in which the KL was not measured": lambda: (
+        STILL, "a run whose KL stays at rounding level", 0.15 + 0.04 * torch.rand(30), line(0.3, 0.3),
+        (1e-8 * torch.rand(30)).where(torch.arange(30) % 4 > 0, math.nan)
+    ),
+    "a run without a KL: the other three must do": lambda: (
+        HEALTHY, "a run that learns", line(0.1, 0.8), line(0.05, 0.0), NO_KL
+    ),
+}  # fmt: skip
 
 
-@q5.case("a collapse into short answers: nothing is cut off")
-def _(f):
-    fallen = torch.cat([line(0.3, 0.4, 10), torch.zeros(20)])
-    kl = torch.cat([torch.linspace(0, 5, 10), torch.full((20,), math.nan)])
-    expect_both(f, COLLAPSED, "a run that fell to answers without a number", fallen, fallen, torch.zeros(30), kl)
-
-
-@q5.case("standing still, with steps in which the KL was not measured")
-def _(f):
-    accuracy, kl = 0.15 + 0.04 * torch.rand(30), 1e-8 * torch.rand(30)
-    kl[::4] = math.nan
-    expect_both(f, STILL, "a run whose KL stays at rounding level", accuracy, accuracy, line(0.3, 0.3), kl)
-
-
-q5.case("a run without a KL: the other three must do")(
-    lambda f: expect_both(
-        f, HEALTHY, "a run that learns", line(0.1, 0.8), line(0.1, 0.8), line(0.05, 0.0), torch.full((30,), math.nan)
-    )
-)
+@q5.cases_of(MADE)
+def _(f, made):
+    right, what, reward, *rest = made()
+    expect_both(f, right, what, reward, reward, *rest)

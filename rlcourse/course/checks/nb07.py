@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, between, compare, draw
-from rlcourse.course.checks.builders import Names, drawn_until, left_in, whole_number
+from rlcourse.course.checks import Question, between, draw
+from rlcourse.course.checks.builders import Names, drawn_until, left_in
 
 q1 = Question("q1", "tape_of_the_end", hint="What had ended is needed first and written last. Truth is the number 1.")
 OPERATIONS = {
@@ -140,13 +140,6 @@ def _(f):
 
 
 q3 = Question("q3", "best_slots", hint="After how many steps has the last answer ended, with so many slots? Try all.")
-SLOT_RULES = {
-    "batches": "You wait for the longest of each batch: a free slot takes the next answer at once.",
-    "evenly": "You divided the tokens evenly: an answer stays in its slot until it ends.",
-    "sorted": "You sorted the longest first: they wait in the order given.",
-    "no host": "You left the host out: a step never takes less than that.",
-    "steps": "You made the steps few, not the time short: more slots make each step longer.",
-}
 
 
 def steps_needed(lengths: list[int], slots: int, rule: str) -> int:
@@ -164,15 +157,18 @@ def steps_needed(lengths: list[int], slots: int, rule: str) -> int:
     return step
 
 
-def times_by(lengths: Tensor, host: float, fixed: float, row: float, most: int, rule: str = "") -> list[float]:
-    """Milliseconds with 1 to `most` slots, or what a wrong rule takes for them."""
+@q3.expects({
+    "batches": "You wait for the longest of each batch: a free slot takes the next answer at once.",
+    "evenly": "You divided the tokens evenly: an answer stays in its slot until it ends.",
+    "sorted": "You sorted the longest first: they wait in the order given.",
+    "no host": "You left the host out: a step never takes less than that.",
+    "steps": "You made the steps few, not the time short: more slots make each step longer.",
+}, parts={"the number of slots": None})  # fmt: skip
+def slots_by(lengths: Tensor, host: float, fixed: float, row: float, most: int, rule: str = "") -> int:
+    """By the milliseconds with 1 to `most` slots, or what a wrong rule takes for them."""
     answers, host = lengths.tolist(), 0.0 if rule == "no host" else host
     steps = [1.0 if rule == "steps" else max(host, fixed + row * slots) for slots in range(1, most + 1)]
-    return [step * steps_needed(answers, i + 1, rule) for i, step in enumerate(steps)]
-
-
-def slots_by(*inputs, rule: str) -> int:
-    times = times_by(*inputs, rule=rule)
+    times = [step * steps_needed(answers, i + 1, rule) for i, step in enumerate(steps)]
     return 1 + times.index(min(times))
 
 
@@ -191,11 +187,6 @@ def some_answers() -> tuple[Tensor, float, float, float, int]:
 })  # fmt: skip
 def _(f, rules):
     def deceiving(*inputs) -> bool:
-        times = times_by(*inputs)
-        wrong = [1, 2, 20, *(slots_by(*inputs, rule=rule) for rule in rules)]
-        return min(times[slots - 1] for slots in wrong) > min(times) * 1.001
+        return slots_by(*inputs) not in (1, 2, 20, *(slots_by(*inputs, rule) for rule in rules))
 
-    inputs = drawn_until(deceiving, some_answers)
-    found, times = whole_number(f(*inputs), 1, 20), times_by(*inputs)
-    mistakes = {said: times[slots_by(*inputs, rule=rule) - 1] for rule, said in SLOT_RULES.items()}
-    compare(times[found - 1], min(times), mistakes, f"the time with {found} slots, in ms,")
+    q3.check(f, *drawn_until(deceiving, some_answers))

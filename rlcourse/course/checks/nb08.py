@@ -110,6 +110,7 @@ q6.case("squares of whole tiles, and any sizes")(lambda f: [
 ])  # fmt: skip
 
 q7 = Question("q7", "sectors", hint="A lane's access is in sector address // 32. Count the distinct ones of each warp.")
+LINE = 128  # bytes, at a multiple of which an allocation begins
 
 
 @q7.expects(also={
@@ -124,16 +125,11 @@ def loop_sectors(addresses: Tensor, size: int, active: Tensor) -> Tensor:
     return torch.tensor([len({a // 32 for a, on in zip(*warp, strict=True) if on}) for warp in warps])
 
 
-def base() -> int:
-    """An address at which a line of 128 bytes begins."""
-    return 128 * draw(1, 10**6)
-
-
 @q7.case("with a stride, from an odd beginning, and in any order")
 def _(f):
     apart = [step * torch.arange(64) for step in (0, 8, 20, 64, 128, 1000)]
     for addresses in (*apart, 16 + 4 * torch.arange(32), 4 * torch.randperm(256)[:64]):
-        addresses = base() + addresses.view(-1, 32)
+        addresses = LINE * draw(1, 10**6) + addresses.view(-1, 32)
         q7.check(f, addresses, 4, torch.ones_like(addresses, dtype=torch.bool))
 
 
@@ -141,7 +137,7 @@ def _(f):
 def _(f):
     active = torch.rand(3, 32) < 0.5
     active[2] = False
-    q7.check(f, base() + 32 * torch.arange(96).view(3, 32), 16, active)
+    q7.check(f, LINE * draw(1, 10**6) + 32 * torch.arange(96).view(3, 32), 16, active)
 
 
 q8 = Question("q8", "place", hint="Leave each element in its row: where does its column go, and why there?")

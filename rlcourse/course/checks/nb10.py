@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -132,38 +131,32 @@ def refuses(f, *arguments) -> None:
 q3 = Question("q3", "first_and_last_slot", hint="`argmax` finds the first True; how many there are tells the last.")
 
 
-def changed(change: Callable) -> Callable:
-    """From what is right, first and last slots, to what stands in their place."""
-    return lambda mask: torch.stack(change(*first_and_last(mask)))
-
-
 @q3.expects(also={
-    "The last slot is not the number of slots seen: rows are padded on the left.": changed(lambda a, b: (a, b - a)),
-    "The last slot is the last one that is seen, not the one after it.": changed(lambda a, b: (a, b + 1)),
-    "Padding is forgotten: the first slot is not always 0.": changed(lambda a, b: (a * 0, b)),
+    "The last slot is not the number of slots seen: rows are padded on the left.": {"change": lambda a, b: (a, b - a)},
+    "The last slot is the last one that is seen, not the one after it.": {"change": lambda a, b: (a, b + 1)},
+    "Padding is forgotten: the first slot is not always 0.": {"change": lambda a, b: (a * 0, b)},
 })  # fmt: skip
-def first_and_last(mask: Tensor) -> Tensor:
+def first_and_last(mask: Tensor, change=lambda *slots: slots) -> Tensor:
     """Slot by slot: [2, rows]."""
     seen = (mask if mask.dtype == torch.bool else mask == 0)[:, 0, 0]
-    return torch.stack([row.nonzero()[[0, -1], 0] for row in seen], 1)
+    return torch.stack(change(*torch.stack([row.nonzero()[[0, -1], 0] for row in seen], 1)))
 
 
-def check_slots(f, starts: list[int], counts: list[int], slots: int, additive: bool = False) -> None:
-    at, first = torch.arange(slots), torch.tensor(starts)[:, None]
-    seen = (at >= first) & (at < first + torch.tensor(counts)[:, None])
+def check_slots(f, starts=None, counts=(), slots: int = 12, additive: bool = False) -> None:
+    """starts, counts: of the rows' slots that are seen, drawn if not given."""
+    drawn = torch.stack([torch.randint(4, (8,)), torch.randint(1, 6, (8,))])
+    first, count = (torch.tensor([starts, counts]) if starts else drawn)[..., None]
+    at = torch.arange(slots)
+    seen = (at >= first) & (at < first + count)
     mask = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf) if additive else seen
     q3.check(f, mask[:, None, None])
 
 
-def check_random_slots(f, additive: bool = False) -> None:
-    check_slots(f, torch.randint(0, 4, (8,)).tolist(), torch.randint(1, 6, (8,)).tolist(), 12, additive)
-
-
 q3.case("rows padded on the left, and not; a cache that is full, and not; one slot")(
-    lambda f: [check_random_slots(f), check_slots(f, [0, 0], [3, 7], 7), check_slots(f, [0], [1], 1)]
+    lambda f: [check_slots(f), check_slots(f, [0, 0], [3, 7], 7), check_slots(f, [0], [1], 1)]
 )
-q3.case("a mask of numbers: 0 for seen, -inf for hidden")(lambda f: check_random_slots(f, additive=True))
-q3.case("no mask: ValueError, and no guess")(lambda f: [check_random_slots(f), refuses(f, None)])
+q3.case("a mask of numbers: 0 for seen, -inf for hidden")(lambda f: check_slots(f, additive=True))
+q3.case("no mask: ValueError, and no guess")(lambda f: [check_slots(f), refuses(f, None)])
 
 q4 = Question("q4", "fake_attend", hint="Two `new_empty`: which shape, dtype and strides does the kernel return?")
 
@@ -198,11 +191,9 @@ q5 = Question("q5", "one_graph", hint="What can't the compiler look into? What m
 
 def step_by_loops(x, weights, keys, values, position) -> Tensor:
     """In float64, row by row."""
-    out = x.double()
-    for weight, k, v in zip(weights.double(), keys.double(), values.double(), strict=True):
-        q = out @ weight
-        rows = [(k[r, : p + 1], v[r, : p + 1], q[r]) for r, p in enumerate(position.tolist())]
-        out = out + torch.stack([(k @ q / len(q) ** 0.5).softmax(0) @ v for k, v, q in rows])
+    out, seen = x.double(), (torch.arange(keys.shape[2]) <= position[:, None])[:, None, None]
+    for weight, k, v in zip(weights.double(), keys[:, :, None], values[:, :, None], strict=True):
+        out = out + attention_by_loops((out @ weight)[:, None], k, v, seen)[:, 0]
     return out.float()
 
 
