@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from rlcourse.course.checks import Question, between, compare, draw
-from rlcourse.course.checks.builders import ragged_mask
+from rlcourse.course.checks.builders import expect_loss, ragged_mask
 from rlcourse.course.checks.comparison import as_tensor
-from rlcourse.course.checks.policy_losses import expect_loss
 from rlcourse.tasks.minigsm import generate
 
 q1 = Question("q1", "sample", hint="Logits become probabilities first. Then one token is drawn per row.")

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from rlcourse.course.checks import Question, draw
-from rlcourse.course.checks.builders import ragged_mask
-from rlcourse.course.checks.policy_losses import expect_loss
+from rlcourse.course.checks.builders import expect_loss, ragged_mask
 
 NAN = "nan: 0 * nan and inf - inf are nan, so pick out the real tokens, or fill the padding, before you compute."
 CLIPPED = "log-prob", "no clip", "minimum", "upside down", "sign", "tokens", "lengths", "width", "mask"

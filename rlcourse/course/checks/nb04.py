@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from rlcourse.course.checks import Question, between, compare, draw
-from rlcourse.course.checks.builders import Names, left_in, lengths_mask
+from rlcourse.course.checks.builders import Names, expect_loss, left_in, lengths_mask, policy_loss, said_of
 from rlcourse.course.checks.comparison import as_tensor
 from rlcourse.course.checks.nb02 import CLIPPED, sample_update
-from rlcourse.course.checks.policy_losses import expect_loss, policy_loss, said_of
 
 q1 = Question("q1", "dr_grpo", hint="Delete the row means and divide by a constant; the KL goes, too.")
 expect_loss(q1, *CLIPPED[1:])

@@ -4,7 +4,7 @@ import re
 
 import torch
 
-from rlcourse.course.checks.policy_losses import policy_loss
+from rlcourse.course.checks.builders import policy_loss
 
 
 # q1: a draw

@@ -2,7 +2,7 @@
 
 import torch
 
-from rlcourse.course.checks.policy_losses import policy_loss
+from rlcourse.course.checks.builders import policy_loss
 
 
 # q2: GAE across a tool's words

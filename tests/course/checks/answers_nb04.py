@@ -5,8 +5,8 @@ import itertools
 import torch
 
 from rlcourse.advantages import group_centered, group_normalized
+from rlcourse.course.checks.builders import policy_loss
 from rlcourse.course.checks.nb04 import step_loss
-from rlcourse.course.checks.policy_losses import policy_loss
 
 
 # q2: which divisions a gradient shows
