@@ -58,7 +58,22 @@ class Traced:
         Raises PTXError for its mistakes, with the line of Python where it's known, AssertionError where it cannot run
         on these tensors."""
         try:
-            report = self._run(tensors, order, seed)
+            given, names = tuple(tensors.values()), [argument.name for argument in self.listed]
+            if names != list(tensors):
+                raise AssertionError(f"arguments() must list {', '.join(tensors)} and lists {', '.join(names)}.")
+            listed = tuple(replace(a, output=a is self.listed[-1]) for a in self.listed)
+            arguments.check(self, given, "cpu")
+            entries = ptx.parse(self.ptx)
+            if len(entries) != 1:
+                raise AssertionError(f"One kernel is to be launched, and there are {len(entries)}.")
+            grid = self.blocks([[list(tensor.shape), arguments.type_name(tensor)] for tensor in given])
+            check_size(entries[0], grid, self.threads, self.shared_bytes)
+            memory = ptx.Memory()
+            addresses, give_back = arguments.place_tensors(memory, listed, given)
+            packed = arguments.pack(listed, given, addresses, entries[0].params)
+            launch = entries[0], tuple(grid), self.threads, packed, memory, self.shared_bytes
+            report = ptx.run(*launch, order=order, seed=seed, limit=MOST_STEPS)
+            give_back()
         except ptx.PTXError as error:
             interpret.name_line(error, self.ptx, self.line)
             raise
@@ -69,25 +84,6 @@ class Traced:
         *inputs, output = tensors
         for name in inputs:
             assert name not in report.written, f"Your kernel writes to {name}: only {output} is to be written."
-        return report
-
-    def _run(self, tensors: dict[str, Tensor], order: str, seed: int) -> ptx.Report:
-        given, names = tuple(tensors.values()), [argument.name for argument in self.listed]
-        if names != list(tensors):
-            raise AssertionError(f"arguments() must list {', '.join(tensors)} and lists {', '.join(names)}.")
-        listed = tuple(replace(a, output=a is self.listed[-1]) for a in self.listed)
-        arguments.check(self, given, "cpu")
-        entries = ptx.parse(self.ptx)
-        if len(entries) != 1:
-            raise AssertionError(f"One kernel is to be launched, and there are {len(entries)}.")
-        grid = self.blocks([[list(tensor.shape), arguments.type_name(tensor)] for tensor in given])
-        check_size(entries[0], grid, self.threads, self.shared_bytes)
-        memory = ptx.Memory()
-        addresses, give_back = arguments.place_tensors(memory, listed, given)
-        packed = arguments.pack(listed, given, addresses, entries[0].params)
-        launch = entries[0], tuple(grid), self.threads, packed, memory, self.shared_bytes
-        report = ptx.run(*launch, order=order, seed=seed, limit=MOST_STEPS)
-        give_back()
         return report
 
 

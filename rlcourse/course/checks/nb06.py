@@ -123,12 +123,6 @@ def _(f):
 
 
 q3 = Question("q3", "best_plan", hint="No change has a worth of its own. How many choices of yes and no are there?")
-RULES = {
-    "largest": "You took the largest speed-up first: it matters of how much time.",
-    "per day": "You took what saves most per day first: what is left over may not fit, or be worth less by then.",
-    "added": "You added up what each change saves alone: the second change to a phase saves less.",
-    "next": "You took the change that helps most next: two others may fit into its days.",
-}
 
 
 def step_times(plans: Tensor, seconds: Tensor, phase: Tensor, speedups: Tensor) -> Tensor:
@@ -137,6 +131,12 @@ def step_times(plans: Tensor, seconds: Tensor, phase: Tensor, speedups: Tensor) 
     return sum(s.double() / factors[:, phase == j].prod(1) for j, s in enumerate(seconds))
 
 
+@q3.expects({
+    "largest": "You took the largest speed-up first: it matters of how much time.",
+    "per day": "You took what saves most per day first: what is left over may not fit, or be worth less by then.",
+    "added": "You added up what each change saves alone: the second change to a phase saves less.",
+    "next": "You took the change that helps most next: two others may fit into its days.",
+})  # fmt: skip
 def plan_by(seconds, phase, speedups, days, budget: int, rule: str = "") -> Tensor:
     """The best plan, or the one that a rule gives: [changes] bool."""
     alone = seconds[phase] * (1 - 1 / speedups)
@@ -183,6 +183,6 @@ def _(f, wanted):
     said = f"return [changes] bool: True or False for each of the {len(days)} changes."
     assert plan.dtype == torch.bool and plan.shape == days.shape, said
     assert days[plan].sum() <= budget, f"your plan takes {days[plan].sum()} days, there are {budget}."
-    plans = torch.stack([plan, *(plan_by(*given, days, budget, rule=rule) for rule in ("", *RULES))])
+    plans = torch.stack([plan, *(by(*given, days, budget) for by in (plan_by, *q3.mistakes.values()))])
     took, best, *others = step_times(plans, *given).tolist()
-    compare(took, best, dict(zip(RULES.values(), others, strict=True)), "the seconds of a step with your plan")
+    compare(took, best, dict(zip(q3.mistakes, others, strict=True)), "the seconds of a step with your plan")

@@ -1,7 +1,6 @@
 """Checks of lesson 14: cheats for three judges, inputs that no wrong program survives, a reward, optima by hand."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -158,28 +157,24 @@ def _(f, wrong):
 
 
 q3 = Question("q3", "reward", hint="What does the empty program earn on average, and what a correct one in twenty?")
-
-
-class Kind(NamedTuple):
-    words: str
-    outcomes: tuple[tuple[float, float, float, float], ...]  # share, compiled, correct, measured speed-up
+Kind = tuple[str, list[tuple[float, float, float, float]]]  # words; share, compiled, correct, measured speed-up
 
 
 def programs(words: str, correct: float, speedup: float, compiled: float = 1.0, wrong: float | None = None) -> Kind:
     """Right so often; `compiled`: how often it compiles where it is wrong; `wrong`: how fast it then seems."""
     missed, fast = 1 - correct, speedup if wrong is None else wrong
-    failed = (missed * compiled, 1.0, 0.0, fast), (missed * (1 - compiled), 0.0, 0.0, 0.0)
-    return Kind(words, ((correct, 1.0, 1.0, speedup), *failed))
+    failed = [(missed * compiled, 1.0, 0.0, fast), (missed * (1 - compiled), 0.0, 0.0, 0.0)]
+    return words, [outcome for outcome in [(correct, 1.0, 1.0, speedup), *failed] if outcome[0]]
 
 
 def means(f, kinds: list[Kind]) -> list[float]:
     """The mean reward of each kind, from one call with all outcomes, shuffled."""
-    rows = torch.tensor([outcome for k in kinds for outcome in k.outcomes if outcome[0]], dtype=torch.float64)
+    rows = torch.tensor([outcome for _, outcomes in kinds for outcome in outcomes], dtype=torch.float64)
     order = torch.randperm(len(rows))
     found = f(*rows[order, 1:].float().T.contiguous())
     right = torch.is_tensor(found) and found.shape == rows.shape[:1] and bool(found.isfinite().all())
     assert right, f"expected one finite reward for each of {len(rows)} programs: is there a `return`?"
-    parts = (rows[:, 0] * found.double()[order.argsort()]).split([sum(o[0] > 0 for o in k.outcomes) for k in kinds])
+    parts = (rows[:, 0] * found.double()[order.argsort()]).split([len(outcomes) for _, outcomes in kinds])
     return [part.sum().item() for part in parts]
 
 
@@ -196,7 +191,7 @@ EMPTY = programs("compiles, computes nothing", 0.0, 1.0)
     ],
     "a first kernel, slower than eager": lambda: [
         (programs("right, slower than eager", 1.0, between(0.2, 0.6)), worse)
-        for worse in (programs("wrong, as fast as eager", 0.0, 1.0), Kind("no code", ((1.0, 0.0, 0.0, 0.0),)))
+        for worse in (programs("wrong, as fast as eager", 0.0, 1.0), ("no code", [(1.0, 0.0, 0.0, 0.0)]))
     ],
     "speed is worth a risk, far up": lambda: [
         (programs("2.5 times as fast, right three times in four", often, 2.5), EAGER)
@@ -206,9 +201,9 @@ EMPTY = programs("compiles, computes nothing", 0.0, 1.0)
         for seldom, speedup in ((0.67, 7.0), (between(0.67, 0.72), between(7, 8)))
     ],
     "a clock that is wrong now and then": lambda: [
-        (TWICE, Kind("as fast as eager, now and then measured as a wonder", (
+        (TWICE, ("as fast as eager, now and then measured as a wonder", [
             (0.99, 1.0, 1.0, 1.0), (0.01, 1.0, 1.0, float(draw(2_000, 10_000)))
-        )))
+        ]))
     ],
     "a fast program that is seldom right": lambda: [
         (EAGER, programs("seldom right, faster then", between(0.06, 0.1), between(2, 2.9), wrong=between(20, 60)))
@@ -218,9 +213,7 @@ def _(f, pairs):
     wrong = programs("wrong, and fast", 0.0, float(draw(20, 90)))
     for better, worse in [*pairs(), (EAGER, wrong), (TWICE, EAGER), (EAGER, EMPTY)]:  # what every reward tells apart
         high, low = means(f, [better, worse])
-        said = (
-            f"“{worse.words}” earns {low:.3g} on average, and “{better.words}”, which should earn more, only {high:.3g}"
-        )
+        said = f"“{worse[0]}” earns {low:.3g} on average, and “{better[0]}”, which should earn more, only {high:.3g}"
         assert high > low + 1e-6 * (1 + abs(low)), said
 
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from rlcourse.course.checks import Question, between, draw, received
+from rlcourse.course.checks import Question, between, draw
 
 q1 = Question("q1", "divided_by", hint="Which six vectors could a colleague have? Which of them is this one's?")
 RIGHT, OWN_MEANS, NOT_AVERAGED, NOT_SENT, ROWS, TWICE = range(6)
@@ -65,7 +65,7 @@ def check_plan(f, machines: int, of_each: int) -> None:
     names = torch.randperm(90)[:machines] + 5
     machine = names.repeat_interleave(of_each)[torch.randperm(machines * of_each)]  # of each rank, in no order
     size, rounds = len(machine), (machines * of_each).bit_length() - 1
-    plan, own = received(f(machine)), torch.arange(size)
+    plan, own = f(machine), torch.arange(size)
     if not isinstance(plan, Tensor) or plan.dtype != torch.int64 or plan.dim() != 2 or plan.shape[1] != size:
         raise AssertionError(f"the plan should be an int64 tensor [rounds, {size}]")
     assert len(plan) == rounds, f"{size} ranks need {rounds} rounds, and the plan has {len(plan)}"
