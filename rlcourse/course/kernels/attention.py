@@ -12,6 +12,7 @@ from torch import Tensor
 from rlcourse.course.kernels import attention_tiles as tiles
 from rlcourse.course.kernels.attention_tiles import TILE, WARPS, AttentionKernel
 from rlcourse.kernels.arguments import Argument, type_name
+from rlcourse.kernels.decode_common import chunks
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
 from rlcourse.kernels.kernel import LOG2_E, LOWEST, operation, power, registers
 from rlcourse.kernels.toolchain import launch
@@ -47,8 +48,8 @@ class Attention(AttentionKernel):
         _, head, _ = cute.arch.block_idx()
         kv_head, tokens = head // const_expr(self.heads // self.kv_heads), q.shape[0]
         if base < tokens:  # the same for all lanes of a warp
-            keys, values = tiles.chunks(k, kv_head), tiles.chunks(v, kv_head)
-            queries = tiles.left_operand(tiles.load_rows(tiles.chunks(q, head), base, g, c, self.head))
+            keys, values = chunks(k[None, kv_head, None]), chunks(v[None, kv_head, None])
+            queries = tiles.left_operand(chunks(q[None, head, None]), base, g, c)
             first = cute.make_rmem_tensor(2, cutlass.Int32)
             for half in range_constexpr(2):
                 first[half] = start[cutlass.min(base + g + 8 * half, tokens - 1)]
@@ -56,10 +57,10 @@ class Attention(AttentionKernel):
             mass, largest = (registers(Float32, 2) for _ in range(2))
             largest.fill(LOWEST)
             for at in cutlass.range(start[base], cutlass.min(base + TILE, tokens), TILE):
-                scores = tiles.products(queries, tiles.load_rows(keys, at, g, c, self.head))
+                scores = tiles.products(queries, keys, at, g, c)
                 hide(scores, base + g, first, at + 2 * c, const_expr(LOG2_E / math.sqrt(self.head)))
                 soften(scores, acc, largest, mass)
-                tiles.accumulate(acc, scores, tiles.load_columns(values, at, g, c, self.head))
+                tiles.accumulate(acc, scores, values, at, g, c)
             for half in range_constexpr(2):
                 for step in range_constexpr(2):
                     mass[half] = mass[half] + cute.arch.shuffle_sync_bfly(mass[half], offset=1 << step)
@@ -67,7 +68,7 @@ class Attention(AttentionKernel):
                 if row < tokens and c == 0:
                     log_sum[head, row] = largest[half] + cute.math.log2(mass[half], fastmath=True)
                 mass[half] = cute.arch.rcp_approx(mass[half])
-            tiles.write_rows(tiles.chunks(out, head), acc, mass, base, g, c)
+            tiles.write_rows(chunks(out[None, head, None]), acc, mass, base, g, c)
 
 
 @cute.jit
@@ -134,14 +135,14 @@ class AttentionBackwardQueries(AttentionBackward):
         _, head, _ = cute.arch.block_idx()
         kv_head, tokens = head // const_expr(self.heads // self.kv_heads), q.shape[0]
         if base < tokens:  # the same for all lanes of a warp
-            keys, values = tiles.chunks(k, kv_head), tiles.chunks(v, kv_head)
-            queries = tiles.left_operand(tiles.load_rows(tiles.chunks(q, head), base, g, c, self.head))
-            slopes = tiles.left_operand(tiles.load_rows(tiles.chunks(dout, head), base, g, c, self.head))
+            keys, values = chunks(k[None, kv_head, None]), chunks(v[None, kv_head, None])
+            queries = tiles.left_operand(chunks(q[None, head, None]), base, g, c)
+            slopes = tiles.left_operand(chunks(dout[None, head, None]), base, g, c)
             acc, factors = registers(Float32, (2, 2), 1, self.head // 8), registers(Float32, 2)
             factors.fill(self.head**-0.5)
             for at in cutlass.range(start[base], cutlass.min(base + TILE, tokens), TILE):
-                scores = tiles.products(queries, tiles.load_rows(keys, at, g, c, self.head))
-                through = tiles.products(slopes, tiles.load_rows(values, at, g, c, self.head))
+                scores = tiles.products(queries, keys, at, g, c)
+                through = tiles.products(slopes, values, at, g, c)
                 for half in range_constexpr(2):
                     query = cutlass.min(base + g + 8 * half, tokens - 1)
                     for i in range_constexpr(4):
@@ -149,8 +150,8 @@ class AttentionBackwardQueries(AttentionBackward):
                         seen = (key <= query) & (key >= start[query])
                         weight = weight_of(scores[place], log_sum[head, query], seen, self.head)
                         through[place] = weight * (through[place] - delta[head, query])
-                tiles.accumulate(acc, through, tiles.load_columns(keys, at, g, c, self.head))
-            tiles.write_rows(tiles.chunks(dq, head), acc, factors, base, g, c)
+                tiles.accumulate(acc, through, keys, at, g, c)
+            tiles.write_rows(chunks(dq[None, head, None]), acc, factors, base, g, c)
 
 
 class AttentionBackwardKeys(AttentionBackward):
@@ -168,15 +169,15 @@ class AttentionBackwardKeys(AttentionBackward):
         _, kv_head, _ = cute.arch.block_idx()
         group, tokens = const_expr(self.heads // self.kv_heads), q.shape[0]
         if base < tokens:  # the same for all lanes of a warp
-            keys = tiles.left_operand(tiles.load_rows(tiles.chunks(k, kv_head), base, g, c, self.head))
-            values = tiles.left_operand(tiles.load_rows(tiles.chunks(v, kv_head), base, g, c, self.head))
+            keys = tiles.left_operand(chunks(k[None, kv_head, None]), base, g, c)
+            values = tiles.left_operand(chunks(v[None, kv_head, None]), base, g, c)
             acc_k, acc_v = (registers(Float32, (2, 2), 1, self.head // 8) for _ in range(2))
             factors = registers(Float32, 2)
             last = end[cutlass.min(base + TILE, tokens) - 1]  # one past the last query that sees any of these keys
             for head in cutlass.range(kv_head * group, kv_head * group + group):
-                queries, slopes = tiles.chunks(q, head), tiles.chunks(dout, head)
+                queries, slopes = chunks(q[None, head, None]), chunks(dout[None, head, None])
                 for at in cutlass.range(base, last, TILE):
-                    scores = tiles.products(keys, tiles.load_rows(queries, at, g, c, self.head))
+                    scores = tiles.products(keys, queries, at, g, c)
                     for i in range_constexpr(4):
                         query = at + 2 * c + 8 * (i // 2) + i % 2
                         there = cutlass.min(query, tokens - 1)
@@ -185,18 +186,18 @@ class AttentionBackwardKeys(AttentionBackward):
                             place, key = ((i % 2, half), 0, i // 2), base + g + 8 * half
                             seen = (key <= query) & (key >= first) & (query < tokens)
                             scores[place] = weight_of(scores[place], mass, seen, self.head)
-                    tiles.accumulate(acc_v, scores, tiles.load_columns(slopes, at, g, c, self.head))
-                    through = tiles.products(values, tiles.load_rows(slopes, at, g, c, self.head))
+                    tiles.accumulate(acc_v, scores, slopes, at, g, c)
+                    through = tiles.products(values, slopes, at, g, c)
                     for i in range_constexpr(4):
                         part = delta[head, cutlass.min(at + 2 * c + 8 * (i // 2) + i % 2, tokens - 1)]
                         for half in range_constexpr(2):
                             place = ((i % 2, half), 0, i // 2)
                             through[place] = scores[place] * (through[place] - part)
-                    tiles.accumulate(acc_k, through, tiles.load_columns(queries, at, g, c, self.head))
+                    tiles.accumulate(acc_k, through, queries, at, g, c)
             factors.fill(self.head**-0.5)
-            tiles.write_rows(tiles.chunks(dk, kv_head), acc_k, factors, base, g, c)
+            tiles.write_rows(chunks(dk[None, kv_head, None]), acc_k, factors, base, g, c)
             factors.fill(1.0)
-            tiles.write_rows(tiles.chunks(dv, kv_head), acc_v, factors, base, g, c)
+            tiles.write_rows(chunks(dv[None, kv_head, None]), acc_v, factors, base, g, c)
 
 
 @cute.jit

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 from rlcourse.kernels import KernelError
 from rlcourse.kernels.arguments import Argument
-from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
+from rlcourse.kernels.decode_attention import load_keys, load_values, multiply_keys
+from rlcourse.kernels.dsl import Float32, const_expr, cute, range_constexpr
 from rlcourse.kernels.kernel import Kernel, registers, tensor_cores
 
 TILE = 16  # rows of a tile: queries or keys
@@ -69,36 +70,17 @@ def own_tile():
 
 
 @cute.jit
-def chunks(x, head):
-    """A head of x [tokens, heads, D] as 16-byte chunks: [(1, 8), tokens, D / 8]."""
-    return cute.tiled_divide(x[None, head, None], (1, 8))
-
-
-@cute.jit
-def load_rows(x, base, g, c, size: cutlass.Constexpr):
-    """Rows base..base+15 of a head in the layout of rows: [8, D / 32, rows g and g + 8]. Past the end, the last row."""
-    held = registers(x.element_type, 8, size // 32, 2)
-    for half in range_constexpr(2):
-        row = cutlass.min(base + g + 8 * half, x.shape[1] - 1)
-        for j in range_constexpr(size // 32):
-            cute.autovec_copy(x[None, row, 4 * j + c], held[None, j, half])
+def load_rows(x, base, g, c):
+    """Rows base..base+15 of x in the layout of rows: [8, D / 32, rows g and g + 8]. Past the end, the last row."""
+    held = registers(x.element_type, 8, x.shape[2] // 4, 2)
+    load_keys(held, x, base, x.shape[1], g, c)
     return held
 
 
 @cute.jit
-def load_columns(x, base, g, c, size: cutlass.Constexpr):
-    """Rows base..base+15 of a head in the layout of columns: [8, D / 64, 4 rows]. Past the end, the last row."""
-    held = registers(x.element_type, 8, size // 64, 4)
-    for i in range_constexpr(4):
-        row = cutlass.min(base + 2 * c + i % 2 + i // 2 * 8, x.shape[1] - 1)
-        for j in range_constexpr(size // 64):
-            cute.autovec_copy(x[None, row, 8 * j + g], held[None, j, i])
-    return held
-
-
-@cute.jit
-def left_operand(rows):
-    """Rows as left operand of `products`: ((pair, row g or g + 8, half of 16), 1, D / 16)."""
+def left_operand(x, base, g, c):
+    """Rows base..base+15 of x as left operand of `products`: ((pair, row g or g + 8, half of 16), 1, D / 16)."""
+    rows = load_rows(x, base, g, c)
     steps = const_expr(2 * rows.shape[1])
     operand = registers(rows.element_type, (2, 2, 2), 1, steps)
     for i in range_constexpr(4 * steps):
@@ -108,21 +90,20 @@ def left_operand(rows):
 
 
 @cute.jit
-def products(left, rows):
-    """Scores ((column pair, row g or g + 8), 1, columns 0-7 or 8-15): of rows of `left` and `rows`."""
-    scores, steps = registers(Float32, (2, 2), 1, 2), const_expr(left.shape[2])
-    layout = cute.make_layout(((2, 2), 2, steps), stride=((1, 2), 4 * steps, 4))
-    right = cute.make_tensor(rows.iterator, layout)  # the registers are in the instruction's order as they came
-    for i in range_constexpr(steps):
-        cute.gemm(tensor_cores(rows), scores, left[None, None, i], right[None, None, i], scores)
+def products(left, x, base, g, c):
+    """Scores ((column pair, row g or g + 8), 1, columns 0-7 or 8-15): of rows of `left` and rows base..base+15 of x."""
+    scores = registers(Float32, (2, 2), 1, 2)
+    multiply_keys(scores, left, load_rows(x, base, g, c))
     return scores
 
 
 @cute.jit
-def accumulate(acc, weights, columns):
-    """acc ((column pair, row g or g + 8), 1, D / 8) += weights times the rows in `columns`. A register of the right
+def accumulate(acc, weights, x, base, g, c):
+    """acc ((column pair, row g or g + 8), 1, D / 8) += weights times rows base..base+15 of x. A register of the right
     operand holds one dimension of two rows, those that came hold two dimensions of one: hence the moves."""
-    dtype, tiles = columns.element_type, const_expr(8 * columns.shape[1])
+    dtype, tiles = x.element_type, const_expr(x.shape[2])
+    columns = registers(dtype, 8, tiles // 8, 4)
+    load_values(columns, x, base, x.shape[1], g, c)
     left, right = registers(dtype, (2, 2, 2), 1), registers(dtype, (2, 2), tiles)
     for i in range_constexpr(8):
         pair, row, half = i % 2, i // 2 % 2, i // 4
