@@ -55,7 +55,9 @@ class Case:
     def check(self, found: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> None:
         for ours, right in zip(found, exact, strict=True):
             assert ours.shape == right.shape and torch.equal(ours.isnan(), right.isnan())
-            if ours.is_floating_point() and ours.numel():
+            if not ours.is_floating_point():
+                assert torch.equal(ours, right)
+            elif ours.numel():
                 step, size = ROUNDING[ours.dtype], right.nan_to_num(0.0, 0.0, 0.0).abs()
                 # In bfloat16, too, a number that should be 0 was computed in float32.
                 floor = self.floor if ours.dtype == torch.float32 or not size.any() else 0.0

@@ -17,6 +17,7 @@ from rlcourse.course.kernels.residual_norm import column_sum, residual_norm, res
 from rlcourse.course.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from rlcourse.course.kernels.rms_norm_backward import RMSNormBackward
 from rlcourse.course.kernels.rope import rope, rope_reference
+from rlcourse.course.kernels.sampler import sample, sample_reference
 from rlcourse.course.kernels.swiglu import swiglu, swiglu_reference
 from rlcourse.course.kernels.token_logprob import token_logprob, token_logprob_backward, token_logprob_reference
 from rlcourse.kernels.toolchain import launch
@@ -185,6 +186,28 @@ def not_there(logits: Tensor, target: Tensor, grad: Tensor) -> None:
     grad[2] = 0.0
 
 
+def sample_case(
+    rows: int, vocabulary: int, dtype: torch.dtype, temperature: float, change: Callable | None = None
+) -> Case:
+    logits, _, _ = logprob_inputs(rows, vocabulary, dtype)
+    if change:
+        change(logits)
+    given = logits, temperature, torch.tensor([1234567890123456789]), torch.randint(-(2**62), 2**62, (rows,))
+    return Case(sample, given, sample_reference, near=(1, 0), floor=2e-5)
+
+
+def with_equals(logits: Tensor) -> None:
+    for row, place in zip(logits, (3, 130, 1100, 1200), strict=True):
+        row[:place], row[place:] = 0.0, 2.5
+
+
+def with_few_tokens(logits: Tensor) -> None:
+    """That have all the mass, or half of it each."""
+    logits[:2], logits[2:] = -torch.inf, -30000.0
+    logits[0, 700] = logits[1, [3, -1]] = 1.0
+    logits[2, 99] = logits[3, [99, -1]] = 30000.0
+
+
 TOKENS = {  # of a vocabulary of 10
     "none": [],
     "one": [7],
@@ -269,6 +292,13 @@ CASES = [  # what makes a case, and its sizes; without rows, an operation gives 
     partial(logprob_case, 3, 4103, F16),
     partial(logprob_case, 3, 600, BF16, far_away),
     partial(logprob_case, 0, 24, BF16),
+    partial(sample_case, 4, 1208, BF16, 0.7),
+    partial(sample_case, 2, 3000, F16, 1.0),
+    partial(sample_case, 3, 601, torch.float32, 1.7),
+    partial(sample_case, 3, 5, BF16, 0.3),
+    partial(sample_case, 4, 1201, BF16, 0.0, with_equals),
+    partial(sample_case, 4, 1300, BF16, 1.0, with_few_tokens),
+    partial(sample_case, 0, 24, BF16, 1.0),
     *(partial(case, name, 136, BF16) for case in (embedding_case, embedding_backward_case) for name in TOKENS),
     partial(embedding_backward_case, "all equal", 8, F16),
     partial(adamw_case, 1, 1, torch.float32),

@@ -16,6 +16,7 @@ from kernel_cases import (
     logprob_case,
     norm_backward_case,
     residual_case,
+    sample_case,
     sum_case,
 )
 from launching import DEVICE, on_device, run
@@ -23,6 +24,7 @@ from thorough import thinned, thorough
 from torch import ones
 
 from rlcourse.course.kernels import residual_norm as training
+from rlcourse.course.kernels import sampler
 from rlcourse.course.kernels.adamw import adamw
 from rlcourse.course.kernels.attention import AttentionBackwardKeys
 from rlcourse.course.kernels.embedding import embedding_backward
@@ -30,16 +32,16 @@ from rlcourse.course.kernels.residual_norm import ResidualNormBackward
 from rlcourse.course.kernels.rms_norm import RMSNorm
 from rlcourse.course.kernels.rms_norm_backward import RMSNormBackward
 from rlcourse.course.kernels.rope import Rope
-from rlcourse.course.kernels.sampler import sample
 from rlcourse.course.kernels.swiglu import Swiglu
 from rlcourse.kernels import KernelError
 from rlcourse.kernels.toolchain import compiled, interpreted
 
 
 @pytest.fixture(autouse=True)
-def few_programs(monkeypatch):
-    """So that a warp has several rows where there are few."""
+def few_rows(monkeypatch):
+    """So that a warp has several rows where there are few, and several blocks share a short row of logits."""
     monkeypatch.setattr(training, "PROGRAMS", 2)
+    monkeypatch.setattr(sampler, "splits_for", lambda *_: 3)
     torch.manual_seed(0)
 
 
@@ -70,7 +72,8 @@ def test_references_compute_what_float64_does(case):
 
 
 TALKING = [(residual_case, 9, 160, F16), (norm_backward_case, 5, 256, 2), (sum_case, 450, 40),
-           (attention_case, [0, 40, 50], 2, 1, BF16), (logprob_case, 2, 2049, BF16)]  # fmt: skip
+           (attention_case, [0, 40, 50], 2, 1, BF16), (logprob_case, 2, 2049, BF16),
+           (sample_case, 2, 2100, torch.float32, 1.0)]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", TALKING, ids=lambda case: case[0].__name__)
@@ -99,10 +102,10 @@ def test_operations_are_what_they_say(case):
 def test_a_graph_replays_with_the_counters_it_finds():
     logits, counter = torch.randn(16, 4096, device="cuda"), torch.arange(16, device="cuda")
     seed = torch.tensor([3], device="cuda")
-    eager = [sample(logits, 1.0, seed, counter + 100 * step) for step in range(3)]
+    eager = [sampler.sample(logits, 1.0, seed, counter + 100 * step) for step in range(3)]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = sample(logits, 1.0, seed, counter)
+        found = sampler.sample(logits, 1.0, seed, counter)
     for expected in eager:
         graph.replay()
         assert all(torch.equal(f, e) for f, e in zip(found, expected, strict=True))
@@ -147,7 +150,7 @@ REFUSED = [  # what is not taken, and key words of the sentence that says so
     (lambda: Swiglu(64, "float32"), "Swiglu is for bfloat16 or float16"),
     (lambda: Rope(4, 24, "bfloat16"), "Rope cannot cut rows of 24"),
     (lambda: AttentionBackwardKeys(3, 2, 64), "AttentionBackwardKeys takes heads of size 64"),
-    (lambda: run(sample, torch.randn(2, 8).double(), 1.0, *COUNTERS), "or float32 and not for float64"),
+    (lambda: run(sampler.sample, torch.randn(2, 8).double(), 1.0, *COUNTERS), "or float32 and not for float64"),
     (lambda: run(adamw, *STATE, STATE[0].half(), 0, 0.1), "counts steps from 1 and got 0"),
 ]
 
