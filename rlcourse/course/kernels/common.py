@@ -1,8 +1,10 @@
 """What several kernels share: which thread loads and stores what."""
 
 import math
+from dataclasses import dataclass
 
 from rlcourse.kernels import KernelError
+from rlcourse.kernels.arguments import Argument
 from rlcourse.kernels.dsl import const_expr, cute, cutlass, range_constexpr
 from rlcourse.kernels.kernel import Kernel
 
@@ -18,14 +20,22 @@ def check_width(kernel, width: int, multiple: int = VECTOR, most: int | None = N
         raise KernelError(f"{name} cannot cut rows of {width}: it takes multiples of {multiple}{up_to}.")
 
 
+@dataclass(frozen=True)
 class PerPiece(Kernel):
     """Base of an elementwise kernel: a thread for each piece of a row of `width` numbers, 16 bytes."""
+
+    width: int
+    dtype: str
+    threads: int = 256
 
     vector = VECTOR
 
     def __post_init__(self):
         super().__post_init__()
         check_width(self, self.width, self.vector)
+
+    def argument(self, name: str, columns: int, **options) -> Argument:
+        return Argument(name, self.dtype, ("rows", columns), **options)
 
     @property
     def pieces(self) -> int:

@@ -18,17 +18,12 @@ CHUNK = 32  # equal tokens that a thread adds up
 AHEAD = 8  # rows that are on their way to a thread
 
 
-@dataclass(frozen=True)
 class Embedding(PerPiece):
     """y [tokens, hidden]: each thread copies 16 bytes."""
 
-    width: int
-    dtype: str
-    threads: int = 256
-
     def arguments(self) -> tuple:
-        token = Argument("token", "int64", ("tokens",), align=8)
-        y = Argument("y", self.dtype, ("tokens", self.width), free=1, output=True)
+        token = Argument("token", "int64", ("rows",), align=8)
+        y = self.argument("y", self.width, free=1, output=True)
         return Argument("table", self.dtype, ("vocabulary", self.width)), token, y
 
     def grid(self, table, token, y):
@@ -50,13 +45,10 @@ class EmbeddingBackward(PerPiece):
     Of longer runs, no two first chunks begin in the same window, whose sums are at [window, 0], and no two others,
     whose sums are at [window, 1]."""
 
-    width: int
-    dtype: str
     threads: int = 128
 
     def arguments(self) -> tuple:
-        source = Argument("source", "int64", ("tokens",), align=8)
-        dy = Argument("dy", self.dtype, ("tokens", self.width), free=1)
+        source, dy = Argument("source", "int64", ("rows",), align=8), self.argument("dy", self.width, free=1)
         sums = Argument("sums", "float32", ("windows", 2, self.width), output=True)
         return *of_runs(), source, dy, Argument("dtable", "float32", ("vocabulary", self.width)), sums
 
@@ -79,10 +71,11 @@ class EmbeddingBackward(PerPiece):
 class LongRuns(PerPiece):
     """dtable [vocabulary, hidden] float32 += what `EmbeddingBackward` left in sums [windows, 2, hidden]."""
 
-    width: int
+    dtype: str = "float32"
     threads: int = 128
 
     vector = 4  # float32 numbers in 16 bytes
+    dtypes = ("float32",)
 
     def arguments(self) -> tuple:
         sums = Argument("sums", "float32", ("windows", 2, self.width))
@@ -156,7 +149,7 @@ def runs(token: Tensor) -> tuple[Tensor, ...]:
 
 
 def of_runs() -> tuple:
-    return tuple(Argument(name, "int32", ("tokens",), align=4) for name in ("token", "begin", "end"))
+    return tuple(Argument(name, "int32", ("rows",), align=4) for name in ("token", "begin", "end"))
 
 
 @operation()

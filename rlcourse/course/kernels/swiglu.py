@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlcourse.course.kernels.common import VECTOR, PerPiece
-from rlcourse.kernels.arguments import Argument, type_name
+from rlcourse.kernels.arguments import type_name
 from rlcourse.kernels.dsl import Float32, const_expr, cute, range_constexpr
 from rlcourse.kernels.kernel import LOG2_E, operation
 from rlcourse.kernels.toolchain import can_begin_early, launch
@@ -21,19 +21,7 @@ def swiglu_reference(gate_up: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SwigluKernel(PerPiece):
-    """Base of both kernels. width: of the result, `inner`."""
-
-    width: int
-    dtype: str
-    threads: int = 256
-
-    def argument(self, name: str, columns: int, **options) -> Argument:
-        return Argument(name, self.dtype, ("rows", columns), **options)
-
-
-@dataclass(frozen=True)
-class Swiglu(SwigluKernel):
+class Swiglu(PerPiece):
     """out [rows, inner] = silu(gate) * up for gate_up [rows, 2 * inner]. early: see `toolchain.can_begin_early`."""
 
     threads: int = 1024
@@ -61,7 +49,7 @@ class Swiglu(SwigluKernel):
             cute.autovec_copy(gate, cute.tiled_divide(out[row, None], (VECTOR,))[None, piece])
 
 
-class SwigluBackward(SwigluKernel):
+class SwigluBackward(PerPiece):
     """dgate_up [rows, 2 * inner] from gate_up [rows, 2 * inner] and dy [rows, inner]; inside, float32."""
 
     def arguments(self) -> tuple:
