@@ -26,8 +26,7 @@ def decode_attention(
     heads. D is 64 or 128, H / K at most 8. Raises KernelError. The workspace is shared, so don't launch on two streams
     at once."""
     out = q.new_empty(q.shape)
-    if len(q):
-        attend(q, k_cache, v_cache, position.expand(len(q)), start, out)
+    attend(q, k_cache, v_cache, position, start, out)
     return out
 
 
@@ -38,26 +37,32 @@ def fused_decode_attention(
 ) -> Tensor:  # fmt: skip
     """`fused_decode_attention_reference` in one launch. As `decode_attention`, and: k, v [B, K, D] of q's dtype, the
     stride of rows free; cos, sin [B, D / 2], or [B, D] with equal halves, bfloat16, float16 or float32."""
-    out = q.new_empty(q.shape)
-    if len(q):
-        half = q.shape[-1] // 2
-        kernel = choose(q.shape, k_cache.shape, type_name(q), q.device, start is not None, type_name(cos))
-        new = (k, v, cos[:, :half], sin[:, :half])
-        position = position.expand(len(q))
-        launch(kernel, q, k_cache, v_cache, *new, position, start, out, *_workspace(kernel, q.device))
+    out, half = q.new_empty(q.shape), q.shape[-1] // 2
+    attend(q, k_cache, v_cache, position, start, out, (k, v, cos[:, :half], sin[:, :half]))
     return out
 
 
-def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor, start, out: Tensor, ahead=False) -> None:
-    """`decode_attention` of one row or more into `out`. ahead: see `DecodeAttention`."""
-    kernel = choose(q.shape, k_cache.shape, type_name(q), q.device, start is not None, ahead=ahead)
-    launch(kernel, q, k_cache, v_cache, *(None,) * 4, position, start, out, *_workspace(kernel, q.device))
+def attend(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor, start: Tensor | None, out: Tensor,
+    new: tuple = (None,) * 4, ahead: bool = False,
+) -> None:  # fmt: skip
+    """`decode_attention` into `out`, or the fused form with `new`: k, v, cos and sin. ahead: see `DecodeAttention`."""
+    if len(q):
+        angles = type_name(new[2]) if new[2] is not None else None
+        kernel = choose(q.shape, k_cache.shape, type_name(q), q.device, start is not None, angles, ahead)
+        room = (None,) * 3
+        if kernel.splits > 1:
+            room = (
+                workspace((MOST_PIECES, *a.shape[1:]), getattr(torch, a.dtype), q.device, f"decode attention, {a.name}")
+                for a in workspace_arguments(kernel.head_size)
+            )
+        launch(kernel, q, k_cache, v_cache, *new, position.expand(len(q)), start, out, *room)
 
 
 @functools.cache
 def choose(
-    q_shape: tuple, cache_shape: tuple, dtype: str, device: torch.device, padded: bool, angles: str | None = None,
-    ahead: bool = False,
+    q_shape: tuple, cache_shape: tuple, dtype: str, device: torch.device, padded: bool, angles: str | None,
+    ahead: bool,
 ) -> DecodeAttention:  # fmt: skip
     """The kernel for these shapes on this GPU."""
     (rows, heads, size), (_, kv_heads, slots, _) = q_shape, cache_shape
@@ -92,12 +97,3 @@ def choose_blocks(pairs: int, slots: int, multiprocessors: int, hopper: bool) ->
     else:
         best = {"warps": 4, "tiles": 2, "early": True, "release": "start"}
     return best if hopper else best | {"early": False, "release": None}
-
-
-def _workspace(kernel: DecodeAttention, device: torch.device) -> tuple:
-    if kernel.splits == 1:
-        return (None,) * 3
-    return tuple(
-        workspace((MOST_PIECES, *a.shape[1:]), getattr(torch, a.dtype), device, f"decode attention, {a.name}")
-        for a in workspace_arguments(kernel.head_size)
-    )

@@ -14,10 +14,8 @@ from rlcourse.kernels.kernel import Kernel, registers
 DEPTH = 64  # of a tile in shared memory: 128 bytes of 16-bit numbers, the widest pattern without bank conflicts
 GROUP = 32  # columns of the residual stream whose squares are added first
 QUAD, OCTET = 4, 8  # neighbouring columns that one instruction reads or writes, of 32 bits and of 16
-SHARED_BYTES, BARRIER_BYTES = (
-    227 << 10,
-    1 << 10,
-)  # that a Hopper block may have; of barriers, as tiles are aligned to it
+SHARED_BYTES = 227 << 10  # that a Hopper block may have
+BARRIER_BYTES = 1 << 10  # of barriers, as tiles are aligned to it
 
 
 class Tiled(Kernel):
