@@ -27,15 +27,9 @@ __all__ = ["Float32", "Int32", "Int64", "Uint32", "Uint64", "const_expr", "cute"
 
 @contextmanager
 def line_information() -> Iterator[None]:
-    """Within it, compiled PTX says from which line of Python an instruction comes, if this version of CuTe DSL can."""
-    try:
-        from cutlass.cutlass_dsl import CuTeDSL
-
-        settings = CuTeDSL._get_dsl().envar
-        before, settings.lineinfo = settings.lineinfo, True
-    except (ImportError, AttributeError):
-        yield
-        return
+    """Within it, compiled PTX says from which line of Python an instruction comes."""
+    settings = cutlass.cutlass_dsl.CuTeDSL._get_dsl().envar
+    before, settings.lineinfo = settings.lineinfo, True
     try:
         yield
     finally:

@@ -137,7 +137,9 @@ def compiled(kernel, arch: str | None = None) -> Compiled:
 def _compiled(kernel, arch: str, identity: int | None) -> Compiled:
     if not dsl.INSTALLED:
         raise KernelError("CuTe DSL is not installed: pip install 'rlcourse[kernels]'.")
-    folder = _cache(identity is None) / f"{_name(kernel)}-{arch}-{identity or _fingerprint(kernel, arch)}"
+    cache = os.environ.get("RLCOURSE_CACHE_DIR") or Path.home() / ".cache" / "rlcourse" / "kernels"
+    folder = Path(_temporary().name if identity else cache)
+    folder /= f"{_name(kernel)}-{arch}-{identity or _fingerprint(kernel, arch)}"
     if not folder.exists():
         _build(kernel, arch, folder)
     return Compiled(kernel, arch, folder, **json.loads((folder / "kernel.json").read_text()))
@@ -208,15 +210,10 @@ def _name(kernel) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(kernel).__name__).lower()
 
 
-_temporary = []  # folders that go away when the process ends
-
-
 @functools.cache
-def _cache(ours: bool) -> Path:
-    if ours:
-        return Path(os.environ.get("RLCOURSE_CACHE_DIR") or Path.home() / ".cache" / "rlcourse" / "kernels")
-    _temporary.append(tempfile.TemporaryDirectory(prefix="rlcourse-kernels-"))
-    return Path(_temporary[-1].name)
+def _temporary() -> tempfile.TemporaryDirectory:
+    """Goes away when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="rlcourse-kernels-")
 
 
 @functools.cache

@@ -26,12 +26,9 @@ on_cpu = pytest.mark.skipif(DEVICE == "cuda", reason="about machines without a G
 def cache(tmp_path, monkeypatch):
     """A cache of our own, and a memory that has forgotten all."""
     monkeypatch.setenv("RLCOURSE_CACHE_DIR", str(tmp_path / "cache"))
-    caches = (toolchain._compiled, toolchain._cache)
-    for function in caches:
-        function.cache_clear()
+    forget()
     yield tmp_path / "cache"
-    for function in caches:
-        function.cache_clear()
+    forget()
 
 
 def forget():
