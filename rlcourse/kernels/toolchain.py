@@ -29,7 +29,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from rlcourse.kernels import KernelError, dsl
-from rlcourse.kernels.arguments import Argument, check, fake, pack, place_tensors  # noqa: F401  Argument: for lessons
+from rlcourse.kernels.arguments import Argument, check, fake, interpret  # noqa: F401  Argument: for lessons
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_90a", "sm_100a", "sm_120a")  # what the kernels are tested for
 REGISTERS, STACK = 0x2F, 0x12  # the attributes EIATTR_REGCOUNT and EIATTR_MIN_STACK_SIZE
@@ -106,13 +106,8 @@ def simulate(kernel, *tensors, arch: str = "sm_86", order: str = "lockstep", see
     check(kernel, tensors, "cpu")
     code = compiled(kernel, arch)
     (entry,) = ptx.parse(code.ptx)
-    memory = ptx.Memory()
-    addresses, give_back = place_tensors(memory, kernel.arguments(), tensors)
-    packed = pack(kernel.arguments(), tensors, addresses, entry.params)
-    grid = tuple(int(size) for size in kernel.grid(*tensors))
-    report = ptx.run(entry, grid, kernel.threads, packed, memory, code.shared_bytes, order=order, seed=seed)
-    give_back()
-    return report
+    blocks = tuple(int(size) for size in kernel.grid(*tensors)), kernel.threads, code.shared_bytes
+    return interpret(entry, *blocks, kernel.arguments(), tensors, order=order, seed=seed)
 
 
 @functools.cache

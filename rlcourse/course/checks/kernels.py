@@ -68,12 +68,8 @@ class Traced:
                 raise AssertionError(f"One kernel is to be launched, and there are {len(entries)}.")
             grid = self.blocks([[list(tensor.shape), arguments.type_name(tensor)] for tensor in given])
             check_size(entries[0], grid, self.threads, self.shared_bytes)
-            memory = ptx.Memory()
-            addresses, give_back = arguments.place_tensors(memory, listed, given)
-            packed = arguments.pack(listed, given, addresses, entries[0].params)
-            launch = entries[0], tuple(grid), self.threads, packed, memory, self.shared_bytes
-            report = ptx.run(*launch, order=order, seed=seed, limit=MOST_STEPS)
-            give_back()
+            launch = entries[0], tuple(grid), self.threads, self.shared_bytes
+            report = arguments.interpret(*launch, listed, given, order=order, seed=seed, limit=MOST_STEPS)
         except ptx.PTXError as error:
             interpret.name_line(error, self.ptx, self.line)
             raise

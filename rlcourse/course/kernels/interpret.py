@@ -26,19 +26,13 @@ def run(kernel, *tensors, **order) -> Report:
 
 
 def name_line(error: PTXError, ptx: str, line_of: Callable[[str, int], str] = linecache.getline) -> None:
-    found = python_line(ptx, error.line, line_of)
-    if found:
-        error.message += f"\n  Python line {found[0]}: {found[1]}"
-        error.line = None
-
-
-def python_line(ptx: str, line: int | None, line_of: Callable[[str, int], str]) -> tuple[int, str] | None:
-    """Number and text of the line of Python behind a line of PTX, None if the PTX does not say."""
+    """Let the error say the line of Python behind its line of PTX, if the PTX knows it."""
     files = dict(FILE.findall(ptx))
-    for text in reversed(ptx.splitlines()[:line] if line else []):
+    for text in reversed(ptx.splitlines()[: error.line or 0]):
         place = PLACE.match(text)
         file = files.get(place[1], "") if place else ""
         source = line_of(file, int(place[2])).strip() if file and "cutlass" not in file else ""
         if source:
-            return int(place[2]), source
-    return None
+            error.message += f"\n  Python line {place[2]}: {source}"
+            error.line = None
+            return
