@@ -26,8 +26,8 @@ class PerPiece(Kernel):
 
     width: int
     dtype: str
-    threads: int = 256
 
+    threads = 256
     vector = VECTOR
 
     def __post_init__(self):

@@ -38,14 +38,13 @@ class Embedding(PerPiece):
             cute.autovec_copy(held, cute.tiled_divide(y[row, None], (VECTOR,))[None, piece])
 
 
-@dataclass(frozen=True)
 class EmbeddingBackward(PerPiece):
     """dtable [vocabulary, hidden] float32 += sums of dy [tokens, hidden], for runs of one chunk; of longer runs, each
     chunk's sum goes into sums [windows, 2, hidden]. The four lists [tokens] are those of `runs`. A window is 32 places.
     Of longer runs, no two first chunks begin in the same window, whose sums are at [window, 0], and no two others,
     whose sums are at [window, 1]."""
 
-    threads: int = 128
+    threads = 128
 
     def arguments(self) -> tuple:
         source, dy = Argument("source", "int64", ("rows",), align=8), self.argument("dy", self.width, free=1)
@@ -72,8 +71,8 @@ class LongRuns(PerPiece):
     """dtable [vocabulary, hidden] float32 += what `EmbeddingBackward` left in sums [windows, 2, hidden]."""
 
     dtype: str = "float32"
-    threads: int = 128
 
+    threads = 128
     vector = 4  # float32 numbers in 16 bytes
     dtypes = ("float32",)
 

@@ -24,8 +24,9 @@ def swiglu_reference(gate_up: Tensor) -> Tensor:
 class Swiglu(PerPiece):
     """out [rows, inner] = silu(gate) * up for gate_up [rows, 2 * inner]. early: see `toolchain.can_begin_early`."""
 
-    threads: int = 1024
     early: bool = False
+
+    threads = 1024
 
     def arguments(self) -> tuple:
         return self.argument("gate_up", 2 * self.width, free=1), self.argument("out", self.width, output=True)
