@@ -32,7 +32,7 @@ BF16, F16 = "bfloat16", "float16"
 KERNELS = [  # at the shapes of Qwen2.5 and Qwen3
     AheadDecode(14, 2, 64, padded=True),
     AheadDecode(16, 8, 128, F16, splits=8),
-    *(kernel(14, 2, 64) for kernel in (Attention, AttentionBackwardQueries, AttentionBackwardKeys)),
+    *(kernel(14, 2) for kernel in (Attention, AttentionBackwardQueries, AttentionBackwardKeys)),
     AdamW(BF16, BF16),
     ColumnSum(896),
     DecodeAttention(14, 2, 64, padded=True),

@@ -7,15 +7,18 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rlcourse.course.kernels import attention_tiles as tiles
-from rlcourse.course.kernels.attention_tiles import TILE, WARPS, AttentionKernel
+from rlcourse.course.kernels.attention_tiles import HEAD, TILE, WARPS, AttentionKernel
 from rlcourse.kernels.arguments import Argument, type_name
 from rlcourse.kernels.decode_common import chunks
 from rlcourse.kernels.dsl import Float32, const_expr, cute, cutlass, range_constexpr
 from rlcourse.kernels.kernel import LOG2_E, LOWEST, operation, power, registers
 from rlcourse.kernels.toolchain import launch
+
+SCALE = LOG2_E / math.sqrt(HEAD)  # which makes of scores exponents of 2
 
 
 def attention_reference(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
@@ -24,11 +27,8 @@ def attention_reference(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> 
     is tokens cu_seqlens[i]..cu_seqlens[i + 1] - 1. Returns [tokens, H, D] in q's dtype."""
     parts = []
     for first, last in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True):
-        queries, keys, values = (t[first:last].double().transpose(0, 1) for t in (q, k, v))
-        keys, values = (t.repeat_interleave(q.shape[1] // k.shape[1], 0) for t in (keys, values))
-        scores = queries @ keys.transpose(1, 2) * q.shape[-1] ** -0.5
-        later = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
-        parts.append((scores.masked_fill(later, -math.inf).softmax(-1) @ values).transpose(0, 1))
+        heads = (t[first:last].double().transpose(0, 1) for t in (q, k, v))
+        parts.append(F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True).transpose(0, 1))
     return torch.cat(parts).to(q.dtype)
 
 
@@ -53,12 +53,12 @@ class Attention(AttentionKernel):
             first = cute.make_rmem_tensor(2, cutlass.Int32)
             for half in range_constexpr(2):
                 first[half] = start[cutlass.min(base + g + 8 * half, tokens - 1)]
-            acc = registers(Float32, (2, 2), 1, self.head // 8)
+            acc = registers(Float32, (2, 2), 1, HEAD // 8)
             mass, largest = (registers(Float32, 2) for _ in range(2))
             largest.fill(LOWEST)
             for at in cutlass.range(start[base], cutlass.min(base + TILE, tokens), TILE):
                 scores = tiles.products(queries, keys, at, g, c)
-                hide(scores, base + g, first, at + 2 * c, const_expr(LOG2_E / math.sqrt(self.head)))
+                hide(scores, base + g, first, at + 2 * c)
                 soften(scores, acc, largest, mass)
                 tiles.accumulate(acc, scores, values, at, g, c)
             for half in range_constexpr(2):
@@ -72,12 +72,12 @@ class Attention(AttentionKernel):
 
 
 @cute.jit
-def hide(scores, query, first, key, scale: cutlass.Constexpr):
+def hide(scores, query, first, key):
     """Scale scores, and hide keys after a query or of another sequence. query, key: of the lane's first score."""
     for i in range_constexpr(2):
         for half in range_constexpr(2):
             for p in range_constexpr(2):
-                token, score = key + 8 * i + p, scores[(p, half), 0, i] * scale
+                token, score = key + 8 * i + p, scores[(p, half), 0, i] * SCALE
                 seen = (token <= query + 8 * half) & (token >= first[half])
                 scores[(p, half), 0, i] = score if seen else -Float32.inf
 
@@ -107,7 +107,7 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> tup
     """`attention_reference` in one launch, with gradients: bfloat16 or float16, heads of 64, the strides of tokens
     free. Returns out, and log_sum float32 [H, tokens] for the backward pass. Raises KernelError."""
     out, log_sum = q.new_empty(q.shape), q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
-    launch(Attention(q.shape[1], k.shape[1], q.shape[2], type_name(q)), q, k, v, bounds(q, cu_seqlens)[0], out, log_sum)
+    launch(Attention(q.shape[1], k.shape[1], type_name(q)), q, k, v, bounds(q, cu_seqlens)[0], out, log_sum)
     return out, log_sum
 
 
@@ -138,8 +138,8 @@ class AttentionBackwardQueries(AttentionBackward):
             keys, values = chunks(k[None, kv_head, None]), chunks(v[None, kv_head, None])
             queries = tiles.left_operand(chunks(q[None, head, None]), base, g, c)
             slopes = tiles.left_operand(chunks(dout[None, head, None]), base, g, c)
-            acc, factors = registers(Float32, (2, 2), 1, self.head // 8), registers(Float32, 2)
-            factors.fill(self.head**-0.5)
+            acc, factors = registers(Float32, (2, 2), 1, HEAD // 8), registers(Float32, 2)
+            factors.fill(HEAD**-0.5)
             for at in cutlass.range(start[base], cutlass.min(base + TILE, tokens), TILE):
                 scores = tiles.products(queries, keys, at, g, c)
                 through = tiles.products(slopes, values, at, g, c)
@@ -148,7 +148,7 @@ class AttentionBackwardQueries(AttentionBackward):
                     for i in range_constexpr(4):
                         place, key = ((i % 2, half), 0, i // 2), at + 2 * c + 8 * (i // 2) + i % 2
                         seen = (key <= query) & (key >= start[query])
-                        weight = weight_of(scores[place], log_sum[head, query], seen, self.head)
+                        weight = weight_of(scores[place], log_sum[head, query], seen)
                         through[place] = weight * (through[place] - delta[head, query])
                 tiles.accumulate(acc, through, keys, at, g, c)
             tiles.write_rows(chunks(dq[None, head, None]), acc, factors, base, g, c)
@@ -171,7 +171,7 @@ class AttentionBackwardKeys(AttentionBackward):
         if base < tokens:  # the same for all lanes of a warp
             keys = tiles.left_operand(chunks(k[None, kv_head, None]), base, g, c)
             values = tiles.left_operand(chunks(v[None, kv_head, None]), base, g, c)
-            acc_k, acc_v = (registers(Float32, (2, 2), 1, self.head // 8) for _ in range(2))
+            acc_k, acc_v = (registers(Float32, (2, 2), 1, HEAD // 8) for _ in range(2))
             factors = registers(Float32, 2)
             last = end[cutlass.min(base + TILE, tokens) - 1]  # one past the last query that sees any of these keys
             for head in cutlass.range(kv_head * group, kv_head * group + group):
@@ -185,7 +185,7 @@ class AttentionBackwardKeys(AttentionBackward):
                         for half in range_constexpr(2):
                             place, key = ((i % 2, half), 0, i // 2), base + g + 8 * half
                             seen = (key <= query) & (key >= first) & (query < tokens)
-                            scores[place] = weight_of(scores[place], mass, seen, self.head)
+                            scores[place] = weight_of(scores[place], mass, seen)
                     tiles.accumulate(acc_v, scores, slopes, at, g, c)
                     through = tiles.products(values, slopes, at, g, c)
                     for i in range_constexpr(4):
@@ -194,16 +194,16 @@ class AttentionBackwardKeys(AttentionBackward):
                             place = ((i % 2, half), 0, i // 2)
                             through[place] = scores[place] * (through[place] - part)
                     tiles.accumulate(acc_k, through, queries, at, g, c)
-            factors.fill(self.head**-0.5)
+            factors.fill(HEAD**-0.5)
             tiles.write_rows(chunks(dk[None, kv_head, None]), acc_k, factors, base, g, c)
             factors.fill(1.0)
             tiles.write_rows(chunks(dv[None, kv_head, None]), acc_v, factors, base, g, c)
 
 
 @cute.jit
-def weight_of(score: Float32, log_sum: Float32, seen, head: cutlass.Constexpr):
+def weight_of(score: Float32, log_sum: Float32, seen):
     """The softmax weight behind a score, 0 for a key that the query does not see."""
-    weight = power(score * const_expr(LOG2_E / math.sqrt(head)) - log_sum)
+    weight = power(score * SCALE - log_sum)
     return weight if seen else Float32(0.0)
 
 
@@ -215,7 +215,7 @@ def attention_backward(
     each token's sequence. Raises KernelError."""
     dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))
     delta = (dout.float() * out.float()).sum(-1).T.contiguous()
-    shape = q.shape[1], k.shape[1], q.shape[2], type_name(q)
+    shape = q.shape[1], k.shape[1], type_name(q)
     given = q, k, v, start, end, log_sum, delta, dout
     launch(AttentionBackwardQueries(*shape), *given, dq)
     launch(AttentionBackwardKeys(*shape), *given, dk, dv)

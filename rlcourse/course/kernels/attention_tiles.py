@@ -24,6 +24,7 @@ from rlcourse.kernels.decode_attention import load_keys, load_values, multiply_k
 from rlcourse.kernels.dsl import Float32, const_expr, cute, range_constexpr
 from rlcourse.kernels.kernel import Kernel, registers, tensor_cores
 
+HEAD = 64  # its size
 TILE = 16  # rows of a tile: queries or keys
 WARPS = 4  # of a block; each has a tile of its own
 
@@ -34,22 +35,18 @@ class AttentionKernel(Kernel):
 
     heads: int
     kv_heads: int
-    head: int
     dtype: str = "bfloat16"
 
     threads = 32 * WARPS
 
     def __post_init__(self):
         super().__post_init__()
-        if self.head != 64 or self.heads % self.kv_heads:
-            raise KernelError(
-                f"{type(self).__name__} takes heads of size 64 and whole groups of query heads for each key-value "
-                f"head, not {self.heads} and {self.kv_heads} heads of size {self.head}: use PyTorch's attention."
-            )
+        if self.heads % self.kv_heads:
+            raise KernelError(f"{self.heads} query heads cannot share {self.kv_heads} key-value heads equally.")
 
     def argument(self, name: str, heads: int, output: bool = False) -> Argument:
-        """[tokens, heads, D]; an input may be a part of a packed projection."""
-        return Argument(name, self.dtype, ("tokens", heads, self.head), free=1, output=output)
+        """[tokens, heads, 64]; an input may be a part of a packed projection."""
+        return Argument(name, self.dtype, ("tokens", heads, HEAD), free=1, output=output)
 
     def qkv(self) -> tuple[Argument, ...]:
         return self.argument("q", self.heads), *(self.argument(name, self.kv_heads) for name in "kv")

@@ -149,7 +149,7 @@ REFUSED = [  # what is not taken, and key words of the sentence that says so
     (lambda: Swiglu(100, "bfloat16"), "Swiglu cannot cut rows of 100: it takes multiples of 8"),
     (lambda: Swiglu(64, "float32"), "Swiglu is for bfloat16 or float16"),
     (lambda: Rope(4, 24, "bfloat16"), "Rope cannot cut rows of 24"),
-    (lambda: AttentionBackwardKeys(3, 2, 64), "AttentionBackwardKeys takes heads of size 64"),
+    (lambda: AttentionBackwardKeys(3, 2), "3 query heads cannot share 2"),
     (lambda: run(sampler.sample, torch.randn(2, 8).double(), 1.0, *COUNTERS), "or float32 and not for float64"),
     (lambda: run(adamw, *STATE, STATE[0].half(), 0, 0.1), "counts steps from 1 and got 0"),
 ]
