@@ -34,9 +34,7 @@ SPOILT = {
     "cut short": (lambda f: (f / "adapter_model.safetensors").write_bytes(b"12345678"), "cannot be read or is cut"),
     "one weight less": (lambda f: poison(f, lambda w: w.pop(min(w))), "does not fit its base"),
     "not finite": (lambda f: poison(f, lambda w: w[min(w)].view(-1)[:1].fill_(torch.nan)), "are not finite"),
-    "DoRA": (lambda f: rewrite(f, use_dora=True), "has use_dora True, which is not plain LoRA: merge it with peft fir"),
-    "of tomorrow": (lambda f: rewrite(f, use_new_thing=0.5), "has use_new_thing 0.5, which is not plain LoRA"),
-    "another kind": (lambda f: rewrite(f, peft_type="IA3"), "has peft_type 'IA3', which is not plain LoRA"),
+    "another kind": (lambda f: rewrite(f, peft_type="IA3"), "does not fit its base"),
     "ranks by layer": (lambda f: rewrite(f, rank_pattern={"q_proj": 1}), "does not fit its base"),
     "a list": (lambda f: (f / "adapter_config.json").write_text("[]"), "adapter_config.json"),
     "beside a model": (lambda f: (f / "config.json").write_text("{}"), "holds an adapter and a model: move one"),
@@ -80,7 +78,7 @@ def by_peft(model_folder, folder, embeddings="auto", **options):
     """An adapter that peft makes with these options and random numbers; returns its model."""
     torch.manual_seed(3)
     base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=3, init_lora_weights=False, **options))
+    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=3, **({"init_lora_weights": False} | options)))
     model.peft_config["default"].base_model_name_or_path = model_folder
     model.save_pretrained(folder, save_embedding_layers=embeddings)
     return model.eval().to(DEVICE)
@@ -91,6 +89,7 @@ OPTIONS = {
     "rslora": {"use_rslora": True, "target_modules": LINEAR},
     "patterns": {"rank_pattern": {"q_proj": 5}, "alpha_pattern": {"v_proj": 40}, "target_modules": LINEAR},
     "one layer": {"layers_to_transform": [1], "target_modules": LINEAR, "lora_dropout": 0.5},
+    "PiSSA": {"init_lora_weights": "pissa", "target_modules": LINEAR},
     "all but": {"exclude_modules": ["down_proj"], "target_modules": LINEAR},
 }
 
@@ -105,13 +104,16 @@ def test_an_adapter_means_what_peft_says(what, model_folder, tmp_path):
     assert torch.equal(logits(policy.model), expected)
 
 
+NEITHER = r"holds base_model\.model\..*, which is neither A nor B: merge it with peft first"
 REFUSED = {
     "a tied head": ({"target_modules": ["lm_head"], "embeddings": False}, "merged into its base, has other logits"),
-    "a head and its copy": ({"target_modules": ["lm_head"]}, r"holds base_model\.model\..*, which is neither A nor B"),
-    "the embedding": ({"target_modules": ["embed_tokens"], "embeddings": False}, "does not fit its base"),
-    "a saved module": ({"target_modules": LINEAR, "modules_to_save": ["norm"]}, "has modules_to_save"),
-    "lora_bias": ({"target_modules": ["q_proj"], "lora_bias": True}, "has lora_bias True"),
-    "tokens": ({"target_modules": LINEAR, "trainable_token_indices": [3]}, "has trainable_token_indices"),
+    "a head and its copy": ({"target_modules": ["lm_head"]}, NEITHER),
+    "the embedding": ({"target_modules": ["embed_tokens"], "embeddings": False}, NEITHER),
+    "a saved module": ({"target_modules": LINEAR, "modules_to_save": ["norm"]}, NEITHER),
+    "DoRA": ({"target_modules": LINEAR, "use_dora": True}, NEITHER),
+    "lora_bias": ({"target_modules": ["q_proj"], "lora_bias": True}, NEITHER),
+    "tokens": ({"target_modules": LINEAR, "trainable_token_indices": [3]}, NEITHER),
+    "for some tokens": ({"target_modules": LINEAR, "alora_invocation_tokens": [5]}, "into its base, has other logits"),
 }
 
 
