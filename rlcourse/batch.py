@@ -80,37 +80,23 @@ def right_pad(rows: list[list], device: torch.device) -> tuple[Tensor, Tensor]:
     return numbers, torch.tensor([len(row) for row in rows], device=device)
 
 
-def join_rows(
-    prompt_ids: Tensor, prompt_lengths: Tensor, completion_ids: Tensor, lengths: Tensor, pad_id: int
-) -> tuple[Tensor, Tensor]:
-    """Prompts and their completions as `Rollout` has them: (ids [rows, W], prompt_lengths [rows]).
-
-    prompt_ids [prompts, P] and completion_ids [rows, T] have anything behind their tokens; prompt_lengths is [prompts],
-    each for a group of rows / prompts.
-    """
-    group = len(completion_ids) // len(prompt_ids)
-    prompt_lengths = prompt_lengths.repeat_interleave(group)
-    ends = prompt_lengths + lengths
-    width = int(ends.max())
-    ids = F.pad(prompt_ids, (0, width - prompt_ids.shape[1])).repeat_interleave(group, dim=0)
-    column = torch.arange(width, device=ids.device)
-    of_completion = column - prompt_lengths[:, None]
-    completed = completion_ids.gather(1, of_completion.clamp(0, completion_ids.shape[1] - 1))
-    return torch.where(of_completion < 0, ids, completed).masked_fill(column >= ends[:, None], pad_id), prompt_lengths
-
-
 def make_rollout(
     policy: "Policy", prompts: list[list[int]], completion_ids: Tensor, lengths: Tensor, logprobs: Tensor
 ) -> Rollout:
-    """A rollout of these completions, as wide as the longest. completion_ids int64 and logprobs float32 are [rows, T or
-    more], with anything behind a completion's tokens; lengths [rows] int64."""
-    longest = int(lengths.max())
-    completion_ids, logprobs = completion_ids[:, :longest], logprobs[:, :longest]
-    ids, prompt_lengths = join_rows(*right_pad(prompts, lengths.device), completion_ids, lengths, policy.pad_id)
+    """A rollout of these completions, rows / prompts of each prompt, as wide as the longest. completion_ids int64 and
+    logprobs float32 are [rows, T or more], with anything behind a completion's tokens; lengths [rows] int64."""
+    longest, group = int(lengths.max()), len(lengths) // len(prompts)
+    prompt_ids, prompt_lengths = (x.repeat_interleave(group, dim=0) for x in right_pad(prompts, lengths.device))
+    ends = prompt_lengths + lengths
+    width = int(ends.max())
+    column = torch.arange(width, device=ends.device)
+    of_completion = column - prompt_lengths[:, None]
+    completed = completion_ids.gather(1, of_completion.clamp(0, longest - 1))
+    ids = torch.where(of_completion < 0, F.pad(prompt_ids, (0, width - prompt_ids.shape[1])), completed)
     last = completion_ids.gather(1, lengths[:, None] - 1)[:, 0]
     finished = torch.isin(last, torch.tensor(policy.eos_ids, device=last.device))
-    logprobs = logprobs.masked_fill(~completion_mask(lengths, longest), 0.0)
-    return Rollout(ids, prompt_lengths, lengths, logprobs, finished)
+    logprobs = logprobs[:, :longest].masked_fill(~completion_mask(lengths, longest), 0.0)
+    return Rollout(ids.masked_fill(column >= ends[:, None], policy.pad_id), prompt_lengths, lengths, logprobs, finished)
 
 
 def concatenate(rollouts: list[Rollout]) -> Rollout:
@@ -193,25 +179,22 @@ def batches_of(
         return micro_batches(rows, rollout.lengths, config.micro_batch_tokens, world)
 
     def cut(rows: Tensor) -> list[int]:
-        prompts, answers = rollout.prompt_lengths[rows].tolist(), rollout.completion_lengths[rows].tolist()
+        """As many rows each as fit, in this order, but a longer one goes alone. A row is its answer's tokens, and the
+        first of its group in a micro-batch its prompt's, too."""
+        counts, tokens, before = [], 0, None
+        lengths = rollout.prompt_lengths[rows].tolist(), rollout.completion_lengths[rows].tolist()
         groups = (rows // config.num_generations).tolist()  # rows are group-major
-        return packed_together(groups, prompts, answers, config.micro_batch_tokens)
+        for group, prompt, answer in zip(groups, *lengths, strict=True):
+            tokens += answer if group == before else prompt + answer
+            if counts and tokens <= config.micro_batch_tokens:
+                counts[-1] += 1
+            else:
+                counts.append(1)
+                tokens = prompt + answer
+            before = group
+        return counts
 
     return world.split_rows(rows.sort().values, cut)
-
-
-def packed_together(groups: list[int], prompts: list[int], answers: list[int], most_tokens: int) -> list[int]:
-    """How many of these rows, in this order, each micro-batch has: as many as fit, but a longer one goes alone. A row
-    is its answer's tokens, and the first of its group in a micro-batch its prompt's, too."""
-    counts, tokens = [], 0
-    for i, (group, prompt, answer) in enumerate(zip(groups, prompts, answers, strict=True)):
-        more = answer if counts and groups[i - 1] == group else prompt + answer
-        if counts and tokens + more <= most_tokens:
-            counts[-1], tokens = counts[-1] + 1, tokens + more
-        else:
-            counts.append(1)
-            tokens = prompt + answer
-    return counts
 
 
 def micro_batches(rows: Tensor, lengths: Tensor, most_tokens: int, world: OneProcess = ALONE) -> tuple[Tensor, ...]:

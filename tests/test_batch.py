@@ -2,12 +2,13 @@
 
 import random
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 import torch
 from policies import DEVICE, rollout_of, rows_of
 
-from rlcourse.batch import Batch, Rollout, completion_lengths, concatenate, join_rows, right_pad
+from rlcourse.batch import Batch, Rollout, completion_lengths, concatenate, make_rollout
 from rlcourse.collect import Completions, join_completions
 from rlcourse.tasks import Answer, Problem
 from rlcourse.tasks.verify import verify
@@ -73,14 +74,13 @@ def test_prompts_and_completions_are_joined_without_a_gap(group):
     chance = random.Random(group)
     prompts = [[chance.randint(1, 50) for _ in range(n)] for n in (2, 17, 1)]
     completions = [[chance.randint(1, 50) for _ in range(5)] for _ in range(3 * group)]
-    lengths = [chance.choice([0, 1, 4, 5]) for _ in completions]
-    padded, sizes = right_pad(prompts, DEVICE)
-    completions_and_lengths = torch.tensor(completions, device=DEVICE), torch.tensor(lengths, device=DEVICE)
-    ids, prompt_lengths = join_rows(padded, sizes, *completions_and_lengths, pad_id=99)
+    lengths = [chance.choice([1, 4, 5]) for _ in completions]
+    made = torch.tensor(completions, device=DEVICE), torch.tensor(lengths, device=DEVICE), torch.zeros(3 * group, 5)
+    rollout = make_rollout(SimpleNamespace(eos_ids=[1], pad_id=99), prompts, *(x.to(DEVICE) for x in made))
     rows = [prompts[i // group] + completions[i][: lengths[i]] for i in range(3 * group)]
     width = max(map(len, rows))
-    assert ids.tolist() == [row + [99] * (width - len(row)) for row in rows]
-    assert prompt_lengths.tolist() == [len(prompts[i // group]) for i in range(3 * group)]
+    assert rollout.ids.tolist() == [row + [99] * (width - len(row)) for row in rows]
+    assert rollout.prompt_lengths.tolist() == [len(prompts[i // group]) for i in range(3 * group)]
 
 
 def completions(number: int = 0) -> Completions:
