@@ -31,22 +31,20 @@ def read_bytes(path: Path, remedy: str) -> bytes:
 def of_json(content: bytes) -> Any:
     """The value that this JSON holds. Raises ValueError, with words that go on from "it is", for other text, and for an
     object with a key twice, of which Python would drop the first."""
-    twice: list[str] = []
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(value := dict(pairs)) < len(pairs):
-            twice.append(Counter(name for name, _ in pairs).most_common(1)[0][0])
+            raise KeyError(Counter(name for name, _ in pairs).most_common(1)[0][0])
         return value
 
     try:
-        value = json.loads(content.decode("utf-8"), object_pairs_hook=once)
+        return json.loads(content.decode("utf-8"), object_pairs_hook=once)
+    except KeyError as twice:
+        raise ValueError(f"an object with the key {twice} twice") from None
     except UnicodeDecodeError:
         raise ValueError("not UTF-8 text") from None
     except (ValueError, RecursionError):  # not JSON, nested too deeply, or a number that is too long for Python
         raise ValueError("not JSON" if content.strip() else "empty") from None
-    if twice:
-        raise ValueError(f"an object with the key {twice[0]!r} twice")
-    return value
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:

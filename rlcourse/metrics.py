@@ -8,6 +8,7 @@ over nothing is None. The names are the same in every step.
 """
 
 import time
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -17,44 +18,35 @@ from rlcourse.advantages import has_signal
 from rlcourse.batch import Batch
 from rlcourse.collect import Completions
 from rlcourse.config import TrainConfig
-from rlcourse.dist import OneProcess
+from rlcourse.dist import ALONE, OneProcess
 from rlcourse.losses import kl_estimate
 from rlcourse.measure.timing import PhaseTimer, peak_memory_bytes
 from rlcourse.tasks import mean_metrics
 
 
 class Means:
-    """Means over tokens that come in parts. Nothing waits for the GPU before `mean` or `max`."""
+    """Means over tokens that come in parts. Nothing waits for the GPU before `together`."""
 
     def __init__(self):
-        self.found: dict[str, Tensor] = {}  # sum, count and largest value by name, float64 [3]
+        self.parts: dict[str, list[Tensor]] = defaultdict(list)  # by name: sum, count and largest value, float64 [3]
 
     def add(self, name: str, values: Tensor, mask: Tensor) -> None:
         """Count the values [rows, T] where `mask` is True."""
         if len(values):
             values = values.detach().double().masked_fill(~mask, 0.0)
-            self._join(name, torch.stack([values.sum(), mask.sum().double(), values.max()]))
+            self.parts[name].append(torch.stack([values.sum(), mask.sum().double(), values.max()]))
 
-    def together(self, world: OneProcess) -> "Means":
-        """What all ranks have counted. One without a micro-batch has counted nothing."""
-        if world.size == 1:
-            return self
-        joined = Means()
-        for part in world.all_gather({name: numbers.cpu() for name, numbers in self.found.items()}):
-            for name, numbers in part.items():
-                joined._join(name, numbers)
-        return joined
-
-    def _join(self, name: str, numbers: Tensor) -> None:
-        before = self.found.get(name, torch.zeros_like(numbers))
-        self.found[name] = torch.cat([before[:2] + numbers[:2], before[2:].maximum(numbers[2:])])
-
-    def mean(self, name: str) -> float | None:
-        return None if self.max(name) is None else (self.found[name][0] / self.found[name][1]).item()
-
-    def max(self, name: str) -> float | None:
-        """The largest value, 0 if all are negative; None of nothing."""
-        return self.found[name][2].item() if name in self.found and self.found[name][1] > 0 else None
+    def together(self, world: OneProcess = ALONE) -> dict[str, tuple[float, float]]:
+        """Mean and largest value (0 if all are negative) of what all ranks have counted, by name, if it's anything."""
+        parts, found = defaultdict(list), {}
+        for of_rank in world.all_gather({name: torch.stack(few).tolist() for name, few in self.parts.items()}):
+            for name, few in of_rank.items():
+                parts[name] += few
+        for name, few in parts.items():
+            totals, counts, largest = zip(*few, strict=True)
+            if sum(counts):
+                found[name] = sum(totals) / sum(counts), max(0.0, *largest)
+        return found
 
 
 def rollout_metrics(sampled: Completions, config: TrainConfig) -> dict[str, float | None]:
@@ -78,15 +70,17 @@ def rollout_metrics(sampled: Completions, config: TrainConfig) -> dict[str, floa
     }
 
 
-def step_metrics(batch: Batch, sampled: Completions, config: TrainConfig, means: Means) -> dict[str, float | None]:
-    metrics = rollout_metrics(sampled, config)
+def step_metrics(
+    batch: Batch, sampled: Completions, config: TrainConfig, means: dict[str, tuple[float, float]]
+) -> dict[str, float | None]:
+    metrics, nothing = rollout_metrics(sampled, config), (None, None)
     if batch.ref_logprobs is not None:
         mask = batch.rollout.completion_mask
         metrics["kl"] = kl_estimate(batch.rollout.logprobs, batch.ref_logprobs, mask)[mask].mean().item()
-    names = ["policy_loss", "clip_fraction"] + ([] if batch.values is None else ["value_loss"])
-    metrics |= {name: means.mean(name) for name in names}
+    for name in ["policy_loss", "clip_fraction"] + ([] if batch.values is None else ["value_loss"]):
+        metrics[name], _ = means.get(name, nothing)
     for name in ("mismatch", "sampler_ratio"):
-        metrics |= {f"{name}_mean": means.mean(name), f"{name}_max": means.max(name)}
+        metrics[f"{name}_mean"], metrics[f"{name}_max"] = means.get(name, nothing)
     return metrics
 
 

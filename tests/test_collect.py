@@ -142,10 +142,7 @@ def test_a_mean_over_parts_is_that_of_all_their_tokens():
     means.add("b", torch.tensor([[-3.0]]), torch.tensor([[True]]))
     means.add("c", torch.tensor([[5.0]]), torch.tensor([[False]]))
     means.add("d", torch.tensor([[True, False]]), torch.tensor([[True, True]]))
-    assert (means.mean("a"), means.max("a")) == (5.0, 11.0)
-    assert (means.mean("b"), means.max("b")) == (-3.0, 0.0)
-    assert means.mean("c") is None and means.max("c") is None and means.mean("e") is None
-    assert means.mean("d") == 0.5
+    assert means.together() == {"a": (5.0, 11.0), "b": (-3.0, 0.0), "d": (0.5, 1.0)}
 
 
 def sampled(answers, rewards, logprobs) -> Completions:
