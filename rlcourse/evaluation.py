@@ -120,8 +120,6 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 
     The unbiased estimator 1 - C(n - c, k) / C(n, k) of Chen et al. 2021 (arXiv:2107.03374), eq. 1.
     """
-    if not 1 <= k <= samples:
-        raise ValueError(f"pass@{k} needs at least {k} samples of each problem, there are {samples}.")
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
 
 

@@ -47,8 +47,7 @@ def estimate(
     minibatch = -(-config.rows // config.minibatches)
     micro_rows = min(-(-config.micro_batch_tokens // length), minibatch)
     chunk = min(config.logprob_chunk, micro_rows * length, minibatch * config.max_new_tokens)
-    sizes = shape, micro_rows, length, config.dtype, config.gradient_checkpointing
-    activations = (exact_activation_bytes if exact else activation_bytes)(*sizes)
+    activations = activation_bytes(shape, micro_rows, length, config.dtype, config.gradient_checkpointing, exact)
     gradients, logits = 4 * learned // shards, LOGIT_COPIES * chunk * shape.vocabulary * 4
     if exact:  # without an adapter the head's gradient is there twice, in float32
         logits = (chunk * b + (0 if config.lora_rank else 8 * shape.hidden)) * shape.vocabulary
@@ -117,26 +116,24 @@ def has_exact_pass(config: TrainConfig, device: str) -> bool:
     return device == "cuda" and not plain and torch.cuda.is_available() and may_be_exact(torch.device("cuda"))
 
 
-def activation_bytes(shape: ModelShape, rows: int, length: int, dtype: str, gradient_checkpointing: bool) -> int:
-    """Bytes that one forward pass of `rows` x `length` tokens keeps for its backward pass, output head left out."""
-    b = 2 if dtype == "bfloat16" else 4
-    # Two norms keep input and normalised form in float32, five linear layers their inputs: bfloat16 copies or the same.
-    norms = (26 if b == 2 else 24) * shape.hidden
-    attention = b * (4 * shape.heads * shape.head_dim + length)  # q, repeated k and v, the output, a row of the mask
-    layer = norms + attention + 4 * b * shape.intermediate  # SwiGLU's two projections, silu and the product
-    if gradient_checkpointing:
-        return rows * length * (shape.layers * 4 * shape.hidden + layer)
-    return rows * length * shape.layers * layer
-
-
-def exact_activation_bytes(shape: ModelShape, rows: int, length: int, dtype: str, gradient_checkpointing: bool) -> int:
-    """As `activation_bytes`, of the pass of `rlcourse.exact`."""
+def activation_bytes(
+    shape: ModelShape, rows: int, length: int, dtype: str, gradient_checkpointing: bool, exact: bool = False
+) -> int:
+    """Bytes that one forward pass of `rows` x `length` tokens keeps for its backward pass, output head left out. exact:
+    of the pass of `rlcourse.exact`."""
     b, heads, kv_heads = 2 if dtype == "bfloat16" else 4, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    # In float32 the residual stream before attention and before SwiGLU, sums of squares of 32 columns of each, and a
-    # number per query head; q, k, v and attention's output; what enters a norm of queries and keys.
-    kept = 8 * (shape.hidden + shape.hidden // 32) + 4 * shape.heads + b * (2 * heads + 2 * kv_heads)
-    kept += b * (heads + 2 * kv_heads) if shape.qk_norm else 0
-    projections = 2 * b * shape.intermediate  # SwiGLU's: with checkpointing, of one layer at a time
-    if gradient_checkpointing:
-        return rows * length * (shape.layers * kept + projections)
-    return rows * length * shape.layers * (kept + projections)
+    if exact:
+        # In float32 the residual stream before attention and before SwiGLU, sums of squares of 32 columns of each, and
+        # a number per query head; q, k, v and attention's output; what enters a norm of queries and keys.
+        kept = 8 * (shape.hidden + shape.hidden // 32) + 4 * shape.heads + b * (2 * heads + 2 * kv_heads)
+        kept += b * (heads + 2 * kv_heads) if shape.qk_norm else 0
+        again = 2 * b * shape.intermediate  # SwiGLU's projections: with checkpointing, of one layer at a time
+        layer = kept + again
+    else:
+        # Two norms keep input and normalised form in float32, five linear layers their inputs: bfloat16 copies or the
+        # same. Attention keeps q, repeated k and v, its output and a row of the mask, SwiGLU two projections, silu and
+        # the product.
+        norms = (26 if b == 2 else 24) * shape.hidden
+        kept, layer = 4 * shape.hidden, norms + b * (4 * heads + length) + 4 * b * shape.intermediate
+        again = layer
+    return rows * length * (shape.layers * kept + again if gradient_checkpointing else shape.layers * layer)

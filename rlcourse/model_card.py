@@ -18,7 +18,6 @@ from rlcourse.config import TrainConfig, make_config
 from rlcourse.hub import hub_or_cache
 from rlcourse.model_files import is_adapter
 from rlcourse.paths import EMBEDDED_MODELS, data_folder, model_folder
-from rlcourse.presets import PRESETS
 from rlcourse.settings import is_address
 from rlcourse.sft.config import SFTConfig
 from rlcourse.tasks import in_format
@@ -110,12 +109,10 @@ def mean_and_range(values: list[float | None], form: str) -> str:
 
 
 def repeat_command(run: Run) -> str:
-    """The shortest command line that gives the run's settings."""
+    """A command line that gives the run's settings."""
     values, given, defaults = run.config.to_dict(), {}, type(run.config)()
     if run.config.command == "train":
-        of_preset = PRESETS[values["preset"]].get("algorithm", defaults.algorithm)
-        usual = {"preset": defaults.preset, "algorithm": of_preset}
-        given = {name: values[name] for name in usual if values[name] != usual[name]}
+        given = {name: values[name] for name in ("preset", "algorithm")}
         defaults = make_config(**given)
     given |= {name: v for name, v in values.items() if v != getattr(defaults, name) and name not in PRIVATE}
     words = ["rlcourse", run.config.command]

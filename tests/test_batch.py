@@ -9,9 +9,6 @@ import torch
 from policies import DEVICE, rollout_of, rows_of
 
 from rlcourse.batch import Batch, Rollout, completion_lengths, concatenate, make_rollout
-from rlcourse.collect import Completions, join_completions
-from rlcourse.tasks import Answer, Problem
-from rlcourse.tasks.verify import verify
 
 # Prompts of very different length, one token, EOS at once, no EOS
 ROWS = [([5, 6, 7], [8, 9, 1]), ([4], [1]), ([3] * 20, [11, 12, 13, 14]), ([2, 2], [15, 1])]
@@ -81,19 +78,6 @@ def test_prompts_and_completions_are_joined_without_a_gap(group):
     width = max(map(len, rows))
     assert rollout.ids.tolist() == [row + [99] * (width - len(row)) for row in rows]
     assert rollout.prompt_lengths.tolist() == [len(prompts[i // group]) for i in range(3 * group)]
-
-
-def completions(number: int = 0) -> Completions:
-    rollout = rollout_of(ROWS, LOGPROBS, FINISHED)
-    answers = [Answer(Problem(f"{number} {i}", "", "1"), "", 1, True, verify("", "1")) for i in range(4)]
-    return Completions(rollout, answers, torch.arange(4.0, device=DEVICE) + 10 * number)
-
-
-def test_rows_of_completions_take_their_answers_and_rewards_along_and_are_joined_in_order():
-    joined = join_completions([completions(0), completions(1)[torch.tensor([1], device=DEVICE)]])
-    assert joined.rewards.tolist() == [0, 1, 2, 3, 11]
-    assert [a.problem.question for a in joined.answers] == ["0 0", "0 1", "0 2", "0 3", "1 1"]
-    assert rows_of(joined.rollout)[4] == (*ROWS[1], LOGPROBS[1], FINISHED[1])
 
 
 def test_rows_of_a_batch_take_everything_along_and_lose_columns_of_padding():

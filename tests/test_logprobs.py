@@ -17,7 +17,7 @@ from rlcourse.sampling import Sampling
 SAMPLINGS = [Sampling(), Sampling(0.7), Sampling(top_k=5), Sampling(top_p=0.8), Sampling(1.3, top_k=7, top_p=0.9)]
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15], [16], [17, 18]]
 LENGTHS = [6, 3, 1, 5, 0, 6]
-T, PAD = 6, 0
+T = 6
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +25,9 @@ def model():
     return make_policy(tied=False).model
 
 
-def counted(pad=PAD):
+def counted():
     """Token 20 + t at place t of each completion."""
-    return rollout_of([(prompt, [*range(20, 20 + n)]) for prompt, n in zip(PROMPTS, LENGTHS, strict=True)], pad=pad)
+    return rollout_of([(prompt, [*range(20, 20 + n)]) for prompt, n in zip(PROMPTS, LENGTHS, strict=True)])
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -54,20 +54,6 @@ def test_log_probs_states_and_gradients_are_those_of_each_row_alone(model, sampl
     for (name, ours), theirs in zip(policy.named_parameters(), exact.parameters(), strict=True):
         scale = theirs.grad.abs().max().item()
         torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=0, atol=1e-4 * scale + 1e-6, msg=name)
-
-
-def test_padding_changes_nothing_and_gets_no_gradient(model):
-    """Its id appears nowhere else, and its embedding is not moved."""
-    results = []
-    for pad in (PAD, 30):
-        policy = copy.deepcopy(model)
-        logprobs, hidden = token_logprobs(policy, counted(pad), Sampling(), 4)
-        logprobs.sum().backward()
-        gradient = policy.get_input_embeddings().weight.grad
-        results.append((logprobs, hidden[counted().completion_mask], gradient))
-        assert gradient.isfinite().all() and gradient[pad].eq(0).all()
-        assert gradient[[20, 24]].ne(0).any(1).all() and gradient[25].eq(0).all()  # 25 comes last: it predicts nothing
-    torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 def test_a_batch_without_a_single_token_can_be_trained_on(model):

@@ -12,7 +12,7 @@ from rlcourse import memory
 from rlcourse.config import make_config
 from rlcourse.measure.records import load_record
 from rlcourse.measure.shapes import QWEN25, ModelShape, model_shape, parameters
-from rlcourse.memory import activation_bytes, estimate, exact_activation_bytes
+from rlcourse.memory import activation_bytes, estimate
 
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 EXACT = "bitwise-equal"  # a variant of the record
@@ -139,5 +139,5 @@ def test_activations_of_the_exact_pass_are_what_a_layer_keeps():
     _, saved = layer_pass(weights, weights.layers[0], x, angles, partial(attention, sequences=sequences))
     kept = sum(tensor.nbytes for tensor in saved if tensor is not None)
     dtype, two = str(DTYPE).split(".")[1], replace(shape, layers=2)
-    assert exact_activation_bytes(shape, 3, 8, dtype, False) == kept
-    assert exact_activation_bytes(two, 3, 8, dtype, True) == 2 * kept - saved[-1].nbytes
+    assert activation_bytes(shape, 3, 8, dtype, False, exact=True) == kept
+    assert activation_bytes(two, 3, 8, dtype, True, exact=True) == 2 * kept - saved[-1].nbytes
