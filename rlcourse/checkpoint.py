@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcourse.dist import local_tensor
-from rlcourse.files import digest_of, new_folder, reason, try_folder
+from rlcourse.files import digest_of, new_folder, reason
 from rlcourse.lora import ALL_LINEAR, ALPHA, add_adapter, has_adapter
 from rlcourse.model_files import PROBES
 from rlcourse.policy import Policy, digest, load_policy
@@ -22,12 +22,6 @@ from rlcourse.runs import RunFolder
 
 FULL = 1_000_000  # bytes: with less, a disk is full
 KEPT = 2  # checkpoints that stay; older ones are deleted
-
-
-def try_checkpoint(run_folder: Path, policy: Policy) -> None:
-    """Raise OSError if there's no room for a checkpoint, weights and two moments: a run would end with nothing."""
-    learned = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
-    try_folder(run_folder, "choose another --output", 12 * learned)
 
 
 def belongs_to(training: Any, model: PreTrainedModel) -> dict[str, str | None]:
@@ -98,7 +92,14 @@ def restore(training: Any) -> None:
 def save_checkpoint(run_folder: Path, step: int, policy: Policy, state: dict[str, Any]) -> Path:
     """Write `checkpoints/step-000020` with the model, its tokenizer and `state`, then delete all but the newest `KEPT`.
     Raises RuntimeError if a number isn't finite, OSError if it can't be written; earlier ones are left alone."""
-    check_finite(policy, state)
+    optimizer, value_head = state.get("optimizer") or {"state": {}}, state.get("value_head") or {}
+    moments = [tensor for of_one in optimizer["state"].values() for tensor in of_one.values()]
+    tensors = [*policy.model.parameters(), *value_head.values(), *moments]
+    if not all(local_tensor(tensor).isfinite().all() for tensor in tensors):
+        raise RuntimeError(
+            "The weights are no longer finite, so they were not saved, and earlier checkpoints stay as they are: start "
+            "a new run with a lower --lr."
+        )
     final = run_folder / "checkpoints" / f"step-{step:06d}"
     if final.exists():  # the run went on from it, and has made no step since
         return final
@@ -122,18 +123,6 @@ def save_checkpoint(run_folder: Path, step: int, policy: Policy, state: dict[str
     for old in [*_checkpoints(run_folder)[:-KEPT], *final.parent.glob("step-*.writing")]:  # and what a kill left
         shutil.rmtree(old)
     return final
-
-
-def check_finite(policy: Policy, state: dict[str, Any]) -> None:
-    """Raise RuntimeError unless all weights and moments are finite."""
-    optimizer, value_head = state.get("optimizer") or {"state": {}}, state.get("value_head") or {}
-    moments = [tensor for of_one in optimizer["state"].values() for tensor in of_one.values()]
-    tensors = [*policy.model.parameters(), *value_head.values(), *moments]
-    if not all(local_tensor(tensor).isfinite().all() for tensor in tensors):
-        raise RuntimeError(
-            "The weights are no longer finite, so they were not saved, and earlier checkpoints stay as they are: start "
-            "a new run with a lower --lr."
-        )
 
 
 def latest_checkpoint(run_folder: Path) -> Path:

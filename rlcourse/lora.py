@@ -108,13 +108,12 @@ def merged_weights(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
 @torch.no_grad()
 def merge(model: PreTrainedModel) -> None:
     """W = W + s B A, without the adapter from then on: a plain model that can learn."""
-    layers = {id(layer) for layer in adapted_layers(model)}
-    for parent in list(model.modules()):
-        for name, layer in list(parent.named_children()):
-            if id(layer) in layers:
-                layer.weight.copy_(_merged_weight(layer))
-                setattr(parent, name, layer.get_base_layer())
-    if layers:
+    adapted = set(adapted_layers(model))
+    for name, layer in [*model.named_modules()]:
+        if layer in adapted:
+            layer.weight.copy_(_merged_weight(layer))
+            model.set_submodule(name, layer.get_base_layer())
+    if adapted:
         del model.peft_config
     model.requires_grad_(True)
 

@@ -15,13 +15,14 @@ import torch
 from tqdm import tqdm
 
 from rlcourse.batch import plan_minibatches
-from rlcourse.checkpoint import at_checkpoint, policy_of_run, restore, save, saving_in_background, try_checkpoint
+from rlcourse.checkpoint import at_checkpoint, policy_of_run, restore, save, saving_in_background
 from rlcourse.collect import Completions, RewardFunction, answer_rewards, collect
 from rlcourse.config import TrainConfig
 from rlcourse.device import without_cudnn_attention
 from rlcourse.dist import ALONE, OneProcess, full_tensor, share_of
 from rlcourse.distributed import launch
 from rlcourse.evaluation import answer_problems, answer_test, summarize, summarize_test
+from rlcourse.files import try_folder
 from rlcourse.interrupts import StopAfterStep
 from rlcourse.learner import Learner, compute_old_logprobs, lr_factor, make_batch
 from rlcourse.losses import aggregate, kl_estimate, sampler_correction, token_loss, value_loss
@@ -81,7 +82,8 @@ class TrainingLoop:
         self.config, self.run, self.device, self.world = run.config, run, device, world
         torch.manual_seed(run.config.seed)
         self.policy = world.load(lambda place: policy_of_run(run.config, place, run.checkpoint), device)
-        try_checkpoint(run.path, self.policy)
+        learned = sum(p.numel() for p in self.policy.model.parameters() if p.requires_grad)
+        try_folder(run.path, "choose another --output", 12 * learned)  # weights and two moments
         self.step, self.steps, self.seconds, self.test_before = 0, [], 0.0, None
         self.spent = PhaseTimer(device)  # where the run's seconds go
 

@@ -63,16 +63,12 @@ def start_world() -> Iterator[OneProcess]:
         yield World(rank, size)
         dist.destroy_process_group()
     except BaseException as error:
-        sys.stderr = sys.__stderr__ if _fails_first(store) else open(os.devnull, "w")  # noqa: SIM115
+        try:
+            first = store.add("errors", 1) == 1
+        except RuntimeError:  # the store was the first rank's, and has ended with it
+            first = True
+        sys.stderr = sys.__stderr__ if first else open(os.devnull, "w")  # noqa: SIM115
         # Of gloo or NCCL, and not of the computation around it: within a pass over a sharded model
         if isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise RankLost(LOST) from error
         raise
-
-
-def _fails_first(store: Any) -> bool:
-    """Whether this rank is the first to end by an error."""
-    try:
-        return store.add("errors", 1) == 1
-    except RuntimeError:  # the store was the first rank's, and has ended with it
-        return True

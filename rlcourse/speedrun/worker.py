@@ -68,8 +68,14 @@ def config_of(recipe: dict[str, Any], fixed: dict[str, Any]) -> TrainConfig:
 
 
 def train(recipe: dict[str, Any], config: TrainConfig, task: MathTask) -> dict[str, Tensor]:
-    """The weights after `config.steps` training steps with the recipe's hooks, by name, in the config's dtype."""
-    use_hooks(recipe)
+    """The weights after `config.steps` training steps with the recipe's hooks, by name, in the config's dtype. For the
+    rest of this process its functions are in the place of the package's."""
+    if advantages := recipe.get("advantages"):
+        advantages_of_package.completion_advantages = lambda rewards, _, size: advantages(rewards, size)
+    if loss := recipe.get("loss"):
+        step_of_package.token_loss = lambda *given, **_: (loss(*given), torch.zeros_like(given[-1]))
+    if schedule := recipe.get("schedule"):
+        step_of_package.lr_factor = lambda step, config: schedule(step, config.steps)
     reward, device, dtype = recipe.get("reward"), find_device(config), getattr(torch, config.dtype)
     torch.manual_seed(config.seed)
     policy = load_policy(config.model, device)
@@ -80,13 +86,3 @@ def train(recipe: dict[str, Any], config: TrainConfig, task: MathTask) -> dict[s
     for step in range(config.steps):
         step_of_package.train_step(learner, engine, task, prompts, step, earned)
     return dict(low_precision_copy(policy.model, dtype).named_parameters())
-
-
-def use_hooks(recipe: dict[str, Any]) -> None:
-    """Put the recipe's functions in the place of the package's, for the rest of this process."""
-    if advantages := recipe.get("advantages"):
-        advantages_of_package.completion_advantages = lambda rewards, _, size: advantages(rewards, size)
-    if loss := recipe.get("loss"):
-        step_of_package.token_loss = lambda *given, **_: (loss(*given), torch.zeros_like(given[-1]))
-    if schedule := recipe.get("schedule"):
-        step_of_package.lr_factor = lambda step, config: schedule(step, config.steps)
