@@ -46,10 +46,6 @@ class Rollout:
     finished: Tensor
 
     @property
-    def tensors(self) -> dict[str, Tensor]:
-        return vars(self)
-
-    @property
     def lengths(self) -> Tensor:
         """[rows] int64, tokens of prompt and completion."""
         return self.prompt_lengths + self.completion_lengths
@@ -68,7 +64,7 @@ class Rollout:
 
     def __getitem__(self, rows) -> "Rollout":
         """Some rows (a slice, indices or a mask), without columns that are padding in all of them."""
-        some = Rollout(**{name: tensor[rows] for name, tensor in self.tensors.items()})
+        some = Rollout(**{name: tensor[rows] for name, tensor in vars(self).items()})
         width, longest = (max(of.tolist(), default=0) for of in (some.lengths, some.completion_lengths))
         return replace(some, ids=some.ids[:, :width], logprobs=some.logprobs[:, :longest])
 
@@ -109,7 +105,7 @@ def concatenate(rollouts: list[Rollout]) -> Rollout:
             pieces = [F.pad(piece, (0, widest - piece.shape[1])) for piece in pieces]
         return torch.cat(pieces)
 
-    return Rollout(**{name: joined(name) for name in rollouts[0].tensors})
+    return Rollout(**{name: joined(name) for name in vars(rollouts[0])})
 
 
 @dataclass(frozen=True)

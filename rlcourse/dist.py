@@ -99,10 +99,3 @@ def full_tensor(tensor: Any) -> Any:
 def local_tensor(tensor: Any) -> Any:
     """This rank's shard of a tensor; any other as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def command() -> list[str]:
-    """How this process was started, up to rlcourse's own arguments."""
-    if launched()[1] == 1:
-        return ["rlcourse"]
-    return ["torchrun", "--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", str(launched()[1])), "-m", "rlcourse"]

@@ -24,15 +24,10 @@ ALONE = 2**19  # numbers of a weight from which on a launch of its own copies it
 
 def add_adapter(model: PreTrainedModel, base: str, rank: int, alpha: float, targets: str) -> None:
     """Give the model a new adapter, its A drawn from torch's global generator; the model's own weights stop learning.
-    base: the name that `load_policy` finds the model by. targets: 'all-linear', or names of linear layers set apart by
-    commas. Raises ValueError for a name that isn't one below the output head."""
+    base: the name that `load_policy` finds the model by. targets: 'all-linear', or the name of a linear layer."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    found = linear_layers(model)
-    names = found if targets == ALL_LINEAR else [name.strip() for name in targets.split(",")]
-    unknown = [name for name in names if name not in found]
-    if unknown:
-        raise ValueError(f"{unknown[0]!r} is not a linear layer here; the model has {', '.join(found)}.")
+    names = linear_layers(model) if targets == ALL_LINEAR else [targets]
     path = Path(base).expanduser()
     config = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=names)
     config.base_model_name_or_path = str(path.resolve()) if path.is_dir() else base

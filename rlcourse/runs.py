@@ -15,7 +15,7 @@ from typing import Any
 
 from rlcourse.collect import Completions
 from rlcourse.config import TrainConfig
-from rlcourse.dist import command
+from rlcourse.dist import launched
 from rlcourse.files import append_json, read_json, read_lines, try_folder, write_json, write_text
 from rlcourse.interrupts import say
 from rlcourse.settings import Settings
@@ -169,7 +169,11 @@ class RunFolder(AbstractContextManager):
 
     def resume_command(self) -> str:
         """This process's command line, with --resume."""
-        return shlex.join([*command(), *(a for a in sys.argv[1:] if a != "--resume"), "--resume"])
+        start, (_, size) = ["rlcourse"], launched()
+        if size > 1:
+            here = os.environ.get("LOCAL_WORLD_SIZE", str(size))
+            start = ["torchrun", "--nproc-per-node", here, "-m", "rlcourse"]
+        return shlex.join([*start, *(a for a in sys.argv[1:] if a != "--resume"), "--resume"])
 
 
 def locked(path: Path) -> TextIOWrapper:

@@ -13,11 +13,11 @@ from rlcourse.policy import load_policy
 IDS = torch.tensor([[5, 9, 40, 7, 12, 30, 31, 44, 9]], device=DEVICE)
 
 
-def adapted(base: str, seed: int = 1, targets: str = "all-linear", rank: int = 3, alpha: float = 12.0):
+def adapted(base: str, seed: int = 1, rank: int = 3):
     """A policy with an adapter that changes what it says."""
     policy = load_policy(base, DEVICE)
     torch.manual_seed(seed)
-    add_adapter(policy.model, base, rank, alpha, targets)
+    add_adapter(policy.model, base, rank, 12.0, "all-linear")
     with torch.no_grad():
         for name, parameter in policy.model.named_parameters():
             if "lora_B" in name:

@@ -134,7 +134,7 @@ class SharedEngine:
 
 
 def moved(rollout: Rollout, device: torch.device | str) -> Rollout:
-    return Rollout(**{name: tensor.to(device) for name, tensor in rollout.tensors.items()})
+    return Rollout(**{name: tensor.to(device) for name, tensor in vars(rollout).items()})
 
 
 class SharedTask:
