@@ -12,7 +12,9 @@ from policies import DEVICE, FixedEngine, logprobs_alone, make_policy
 from rlcourse import learner
 from rlcourse import train as training
 from rlcourse.config import make_config
+from rlcourse.dist import ALONE, full_tensor
 from rlcourse.learner import Learner
+from rlcourse.policy import ValueHead
 from rlcourse.sampling import Sampling
 from rlcourse.tasks import MathTask, Problem
 from rlcourse.tasks.verify import verify
@@ -40,14 +42,18 @@ def prompt_of(row: int) -> list[int]:
 
 
 class Prompts:
-    """The same problems at each step, or those of the given rounds, one after the other."""
-
-    def __init__(self, problems=range(3)):
-        self.left = list(problems)
+    """The same problems at each step and round."""
 
     def sample(self, count):
-        taken, self.left = self.left[:count], self.left[count:]
-        return [Problem(str(n), "", "1") for n in taken]
+        return [Problem(str(n), "", "1") for n in range(count)]
+
+
+class RandomHead(ValueHead):
+    """One whose values are not all 0 at the start."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__(hidden_size)
+        torch.nn.init.normal_(self.output.weight, std=0.5)
 
 
 class OddLength(MathTask):
@@ -86,21 +92,19 @@ class Run:
     """One training step. steps: for each optimizer step the weights before it and the gradients it was given; orders:
     the order of the rows in each epoch."""
 
-    def __init__(
-        self, config, noise=0.0, rewards=REWARDS, step=0, change=lambda learner: None, engine_class=FixedEngine
-    ):
-        policy = make_policy()
+    def __init__(self, config, noise=0.0, rewards=REWARDS, step=0, engine_class=FixedEngine, world=ALONE):
+        policy, start = (world.load(lambda _, seed=seed: make_policy(seed), torch.device(DEVICE)) for seed in (0, 5))
         policy.prompts = lambda questions, *_: [PROMPTS[int(question)] for question in questions]
         policy.texts = lambda ids, mask: ["x"] * len(ids)
         self.config, self.steps, self.orders = config, [], []
         torch.manual_seed(3)
-        self.learner = Learner(policy, config, make_policy(seed=5).model)
-        if self.learner.value_head is not None:
-            torch.nn.init.normal_(self.learner.value_head.output.weight, std=0.5)
-        change(self.learner)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(learner, "ValueHead", RandomHead)
+            self.learner = Learner(policy, config, start.model, world)
         self.sampler = sampler_logprobs(config.sampling, noise)
         rows = list(zip(COMPLETIONS, self.sampler, FINISHED, strict=True))
         self.engine = engine_class({tuple(p): rows[i * GROUP :][:GROUP] for i, p in enumerate(PROMPTS)})
+        engine, task = world.shared(self.engine, TASK)
         self.before = self._modules()
         torch.manual_seed(ORDER)  # anew: above, a policy may have been made, or log-probs been at hand
         optimizer_step, randperm = self.learner.optimizer.step, torch.randperm
@@ -117,18 +121,19 @@ class Run:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch, "randperm", ordered)
             self.metrics, self.completions = train_step(
-                self.learner, self.engine, TASK, Prompts(), step, lambda answers, config: list(rewards)
+                self.learner, engine, task, Prompts(), step, lambda answers, config: list(rewards)
             )
 
     def _modules(self) -> dict[str, torch.nn.Module]:
-        """Copies in float64 of all that learns."""
+        """Copies in float64 of all that learns, unless it's sharded."""
         named = {"policy": self.learner.policy.model, "value": self.learner.value_head}
+        named = {} if self.config.shard else named
         return {name: copy.deepcopy(m).double() for name, m in named.items() if m is not None}
 
     def gradient(self) -> dict[str, torch.Tensor]:
         modules = {"policy": self.learner.policy.model, "value": self.learner.value_head or torch.nn.Module()}
         named = {f"{name}.{n}": p for name, m in modules.items() for n, p in m.named_parameters()}
-        return {name: p.grad.clone() for name, p in named.items() if p.grad is not None}
+        return {name: full_tensor(p.grad.clone()) for name, p in named.items() if p.grad is not None}
 
     def minibatches(self) -> list[list[int]]:
         """The rows of each optimizer step: 12, which divide evenly into the mini-batches used here."""
