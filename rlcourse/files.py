@@ -155,17 +155,13 @@ def check_apart(output: Path, remedy: str, *inputs: Path) -> None:
 
 
 def try_file(path: Path, remedy: str, *inputs: Path) -> None:
-    """Raise OSError if the file can't be written, ValueError as `check_apart` does. Its content is left alone."""
+    """Raise OSError if `write_text` can't write the file, ValueError as `check_apart` does. Its content is left
+    alone."""
     check_apart(path, remedy, *inputs)
-    there = path.exists()
-    if not there or path.is_file():  # and no device, whose folder is not ours
+    if path.is_dir():
+        raise OSError(f"{path} cannot be written (Is a directory): {remedy}.")
+    if not path.exists() or path.is_file():  # and no device, whose folder is not ours
         try_folder(path.parent, remedy)
-    try:
-        path.open("ab").close()
-        if not there:
-            path.unlink()
-    except OSError as error:
-        raise OSError(f"{path} cannot be written ({reason(error)}): {remedy}.") from None
 
 
 def digest_of(parts: Iterable[Any]) -> str:

@@ -64,11 +64,7 @@ def run_to_resume(settings: dict[str, Any], kind: type[Settings] = TrainConfig) 
         changes = "; ".join(f"{name} was {saved.get(name)!r}, is {settings[name]!r}" for name in fixed)
         raise ValueError(f"{path} was started with other settings ({changes}): resume with the same ones.")
     config = kind(**(saved | settings))
-    try:
-        config.check()
-    except ValueError as error:
-        sentence = str(error).rstrip(".")
-        raise ValueError(f"{path / 'config.json'} cannot be used ({sentence}): start a new run.") from None
+    config.check()
     check_tracker(config)
     try_folder(path, "choose another --output")
     return RunFolder(path, config)

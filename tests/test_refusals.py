@@ -118,7 +118,7 @@ def test_a_run_whose_config_holds_what_cannot_be_is_not_resumed(tmp_path, real_t
     file = tmp_path / "run" / "config.json"
     file.write_text(json.dumps(make_config(name="run", output=str(tmp_path)).to_dict() | {"num_generations": 1}))
     said = refused("train", "--resume", "--output", str(tmp_path), "--name", "run")
-    assert said.startswith(f"{file} cannot be used (advantage 'group_centered' compares")
+    assert said.startswith("advantage 'group_centered' compares")
 
 
 # How a command ends
