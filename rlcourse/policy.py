@@ -90,10 +90,8 @@ class Policy:
         ids, mask = completion_ids.cpu(), completion_mask.cpu()
         kept = (mask & self.known[ids.clamp(max=len(self.known) - 1)]).numpy()
         rows = [of_row[keep].tolist() for of_row, keep in zip(ids.numpy(), kept, strict=True)]
-        kind, plain = type(self.tokenizer), PreTrainedTokenizerFast
-        own = any(
-            getattr(kind, name) is not getattr(plain, name, None) for name in ("batch_decode", "decode", "_decode")
-        )
+        plain, names = PreTrainedTokenizerFast, ("batch_decode", "decode", "_decode")
+        own = any(getattr(type(self.tokenizer), name) is not getattr(plain, name) for name in names)
         if own or self.tokenizer.clean_up_tokenization_spaces:
             return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
         # The same on all cores, where the class adds nothing of its own.

@@ -275,14 +275,14 @@ class Paper:
         return found
 
 
-def assert_same_gradient(actual, expected, tolerance=2e-4):
+def assert_same_gradient(actual, expected):
     assert actual.keys() == expected.keys()
     for part in ("policy", "value"):
         mine = {name: g for name, g in expected.items() if name.startswith(part)}
         scale = max((g.abs().max().item() for g in mine.values()), default=1.0)
         assert scale > 1e-5
         for name, value in mine.items():
-            torch.testing.assert_close(actual[name].double(), value.double(), atol=tolerance * scale, rtol=0, msg=name)
+            torch.testing.assert_close(actual[name].double(), value.double(), atol=2e-4 * scale, rtol=0, msg=name)
 
 
 def assert_follows_the_paper(config, algorithm: str, noise: float = 0.0) -> Run:

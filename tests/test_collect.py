@@ -49,7 +49,7 @@ class InOrder:
         return NUMBERS[self.position - count : self.position]
 
 
-def engine(right: dict[int, list[int]], unfinished=()) -> FixedEngine:
+def engine(right: dict[int, list[int]]) -> FixedEngine:
     """Problem n is answered rightly in the rows `right[n]` of its group; -(4n + row) / 10 is the first log-prob; the
     row that is k-th in its group has k + 1 tokens."""
     completions = {}
@@ -58,15 +58,15 @@ def engine(right: dict[int, list[int]], unfinished=()) -> FixedEngine:
         for row in range(4):
             first = 50 + (n if row in right.get(n, ()) else 11 - n + 40)
             logprobs = [-(4 * n + row) / 10] + [-1.0] * row
-            rows.append(([first] + [3] * row, logprobs, (n, row) not in unfinished))
+            rows.append(([first] + [3] * row, logprobs, True))
         completions[n + 1,] = rows
     return FixedEngine(completions)
 
 
-def collected(right, unfinished=(), **overrides):
+def collected(right, **overrides):
     """(those that train, all that were sampled, the engine, the policy)."""
     config = make_config(num_prompts=3, num_generations=4, max_new_tokens=9, **overrides)
-    policy, source = NumberPolicy(), engine(right, unfinished)
+    policy, source = NumberPolicy(), engine(right)
     return *collect(policy, source, TASK, InOrder(), config), source, policy
 
 

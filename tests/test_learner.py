@@ -16,9 +16,9 @@ ROWS += [([3, 4], [60, 61, 62, 63, 64, 65, 66]), ([90, 91, 92], [5])]
 ROLLOUT = rollout_of(ROWS, finished=[True, True, True, False, True], pad=2)
 
 
-def learner(algorithm="ppo", seed=0, **settings) -> Learner:
+def learner(algorithm="ppo", **settings) -> Learner:
     """With a value head at a random point, if it has one."""
-    result = Learner(make_policy(seed), make_config(algorithm=algorithm, warmup_steps=0, **settings))
+    result = Learner(make_policy(), make_config(algorithm=algorithm, warmup_steps=0, **settings))
     if result.value_head is not None:
         torch.manual_seed(1)
         torch.nn.init.normal_(result.value_head.output.weight, std=0.5)
@@ -78,11 +78,11 @@ def test_compile_is_for_the_passes_that_train_alone(monkeypatch):
     assert one.reference_logprobs(ROLLOUT)[mask].ne(7).all() and one.logprobs_and_values(ROLLOUT)[0][mask].eq(7).all()
 
 
-def set_gradients(one: Learner, seed: int, scale: float = 1.0) -> list[torch.Tensor]:
+def set_gradients(one: Learner, seed: int) -> list[torch.Tensor]:
     """Random gradients of every parameter; returns them in float64, in the order of `parameters`."""
     generator = torch.Generator().manual_seed(seed)
     for p in parameters(one):
-        p.grad = scale * torch.randn(p.shape, generator=generator).to(p)
+        p.grad = torch.randn(p.shape, generator=generator).to(p)
     return [p.grad.double() for p in parameters(one)]
 
 
