@@ -87,17 +87,8 @@ def rollout_of(rows: list[tuple[list[int], list[int]]], logprobs=None, finished=
 
 def rows_of(rollout: Rollout) -> list[tuple]:
     """All that a rollout says of each row, without padding: (prompt, completion, logprobs, finished)."""
-    rows = []
-    for ids, p, n, logprobs, finished in zip(
-        rollout.ids.tolist(),
-        rollout.prompt_lengths.tolist(),
-        rollout.completion_lengths.tolist(),
-        rollout.logprobs.tolist(),
-        rollout.finished.tolist(),
-        strict=True,
-    ):
-        rows.append((ids[:p], ids[p : p + n], logprobs[:n], finished))
-    return rows
+    columns = (values.tolist() for values in vars(rollout).values())
+    return [(ids[:p], ids[p : p + n], logprobs[:n], end) for ids, p, n, logprobs, end in zip(*columns, strict=True)]
 
 
 class FixedEngine:

@@ -83,7 +83,7 @@ def assert_nearly_same_run(run: Path, whole: Path) -> None:
     for name in ("metrics", "evals"):
         assert len(ours[name]) == len(theirs[name])
         for mine, other in zip(ours[name], theirs[name], strict=True):
-            assert near(mine, other, rel=1e-3, abs=1e-5)
+            assert mine == near(other, rel=1e-3, abs=1e-5)
     ours, theirs = weights(run), weights(whole)
     for name, value in theirs.items():
         if not name.endswith("k_proj.bias"):  # the model does not depend on it: its gradient is rounding alone
@@ -101,7 +101,7 @@ def test_two_ranks_train_what_one_process_does_to_the_last_bit(pairs, folder, tm
     assert found["steps"] == 5 and found["before"] == expected["before"] and found["after"] == expected["after"]
     ours, theirs = lines(tmp_path / "run"), lines(pairs)
     for mine, other in zip(ours["metrics"], theirs["metrics"], strict=True):
-        assert near(mine, other, rel=1e-12)  # means of float64 parts
+        assert mine == near(other, rel=1e-12)  # means of float64 parts
         assert mine["grad_norm"] == other["grad_norm"] and mine["reward"] == other["reward"]
     shutil.copy(pairs / "metrics.jsonl", tmp_path / "run" / "metrics.jsonl")
     assert_same_run(tmp_path / "run", pairs)

@@ -86,7 +86,7 @@ def assert_same_step(name: str, expected: dict, together: list[dict[str, dict]])
         found = of_rank[name]
         assert torch.equal(found["rewards"], expected["rewards"])
         assert torch.equal(found["state"], expected["state"])
-        assert near(found["metrics"], expected["metrics"], rel=2e-4, abs=1e-6)
+        assert found["metrics"] == near(expected["metrics"], rel=2e-4, abs=1e-6)
         for ours, theirs in zip(found["gradients"], expected["gradients"], strict=True):
             scale = max((g.abs().max().item() for g in theirs.values()), default=0.0)
             assert ours.keys() == theirs.keys()
