@@ -131,16 +131,14 @@ class ShardedPass(PlainPass):
 
     def _together(self, rollout: Rollout, compute: Callable[[Rollout], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """What `compute` returns, each [rows, T, ...]. Within `together` embedding and head are whole."""
-        some = rollout if len(rollout.ids) else _one_token(rollout.ids.device)
+        some = rollout
+        if not len(rollout.ids):
+            one = torch.ones(1, dtype=torch.int64, device=rollout.ids.device)
+            some = Rollout(one.new_zeros(1, 2), one, one, one.new_zeros(1, 1, dtype=torch.float32), one.bool())
         found = self.model.together(lambda: compute(some))
         if not torch.is_grad_enabled():
             self.model.reshard()  # FSDP keeps them whole for a backward pass that does not come
         return found if some is rollout else tuple(value[:0, :0] for value in found)
-
-
-def _one_token(device: torch.device) -> Rollout:
-    one = torch.ones(1, dtype=torch.int64, device=device)
-    return Rollout(one.new_zeros(1, 2), one, one, torch.zeros(1, 1, device=device), one.bool())
 
 
 class ShardedEngine(SharedEngine):

@@ -10,7 +10,6 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -109,8 +108,12 @@ def verify(recipe: Path, track: Track = EMBEDDED, model: str | None = None, seed
         for _ in range(seeds):
             seed, words = draw(2**31), text.decode("utf-8", "replace")
             request = {"recipe": words, "fixed": track.fixed | {"seed": seed}, "task": [task.name, task.instruction]}
-            with cores(2 if device.type == "cpu" else None):
+            cores = os.sched_getaffinity(0)  # the box doesn't let a recipe take more than it begins with
+            os.sched_setaffinity(0, sorted(cores)[: 2 if device.type == "cpu" else None])
+            try:
                 weights, seconds = run(way, box, request, track.seconds)
+            finally:
+                os.sched_setaffinity(0, cores)
             policy = with_weights(Path(folder, "start"), weights, device)
             new = [problem.to_problem() for problem in generate(track.new, draw(2**31), "test")]
             accuracy = share_right(policy, task, task.problems("test")[: config.eval_problems], config)
@@ -147,17 +150,6 @@ def box_of(track: Track, device: torch.device, folder: Path) -> Box:
     folders = {name: folder / name for name in ("start", "problems")}
     variables = lambda place: box.variables(place) | more  # noqa: E731
     return replace(box, modules=modules, code=CODE, variables=variables, limits=limits, folders=folders)
-
-
-@contextmanager
-def cores(count: int | None) -> Iterator[None]:
-    """Within, processes that start get `count` of our cores, and a box doesn't let them change that."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(before)[:count])
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def run(way: str, box: Box, request: dict[str, Any], most_seconds: float) -> tuple[Any, float]:
