@@ -4,14 +4,13 @@ import math
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from rlcourse.collect import judge
 from rlcourse.config import TrainConfig
 from rlcourse.device import find_device, without_cudnn_attention
 from rlcourse.dist import ALONE, OneProcess
 from rlcourse.distributed import check_launch, start_world
-from rlcourse.interrupts import say
+from rlcourse.interrupts import progress_bar, say
 from rlcourse.policy import Policy, check_positions, load_policy
 from rlcourse.rollout import RolloutEngine, make_engine
 from rlcourse.sampling import GREEDY, Sampling
@@ -44,7 +43,7 @@ def answer_problems(
     size = math.ceil(len(problems) / batches)
     answers: list[list[Answer]] = [[] for _ in problems]
     devices = [policy.device] if policy.device.type == "cuda" else []
-    bar = tqdm(total=len(problems), desc=progress, unit="problem", leave=False, disable=progress is None)
+    bar = progress_bar(progress, len(problems), "problem", leave=False)
     with torch.random.fork_rng(devices), without_cudnn_attention(), bar:
         torch.manual_seed(seed)
         for start in range(0, len(order), size):

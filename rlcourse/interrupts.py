@@ -1,6 +1,7 @@
 """Ctrl-C, SIGTERM and SIGHUP: all stop what runs; a training run saves a checkpoint first."""
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -24,10 +25,16 @@ def say(text: str) -> None:
         tqdm.write(text)
 
 
+def progress_bar(desc: str | None, total: int, unit: str = "step", **options: Any) -> tqdm:
+    """A progress bar called `desc`; nothing without a name, or in a log file, which would keep all it ever showed."""
+    watched = sys.stderr.isatty() or "ipykernel" in sys.modules
+    return tqdm(total=total, desc=desc, unit=unit, disable=desc is None or not watched, dynamic_ncols=True, **options)
+
+
 class StopAfterStep:
     """Around the loop of a run: Ctrl-C and STOPS take effect when the current step ends, and `save(training)` is called
-    then, as it is when the pipe of the progress bar is closed. Half a step, after a second Ctrl-C, isn't saved. All
-    processes of a world stop after the same step; only the first may stop between steps."""
+    then. Half a step, after a second Ctrl-C, isn't saved. All processes of a world stop after the same step; only the
+    first may stop between steps."""
 
     def __init__(self, training: Any, save: Callable[[Any], None]):
         self.training, self.save, self.inside, self.asked, self.previous = training, save, False, None, {}
@@ -43,7 +50,7 @@ class StopAfterStep:
 
     def __exit__(self, kind: type | None, *_) -> None:
         try:
-            if kind and issubclass(kind, KeyboardInterrupt | BrokenPipeError):
+            if kind and issubclass(kind, KeyboardInterrupt):
                 said = f"within step {self.training.step + 1}. Go on from the last checkpoint, if there is one, with:"
                 if not self.inside:
                     self.save(self.training)

@@ -23,7 +23,7 @@ from rlcourse.dist import ALONE, OneProcess, full_tensor, share_of
 from rlcourse.distributed import launch
 from rlcourse.evaluation import answer_problems, answer_test, summarize, summarize_test
 from rlcourse.files import try_folder
-from rlcourse.interrupts import StopAfterStep
+from rlcourse.interrupts import StopAfterStep, progress_bar, say
 from rlcourse.learner import Learner, compute_old_logprobs, lr_factor, make_batch
 from rlcourse.losses import aggregate, kl_estimate, sampler_correction, token_loss, value_loss
 from rlcourse.measure.timing import PhaseTimer, now
@@ -108,8 +108,7 @@ class TrainingLoop:
             self.run.keep_config()
             if self.test_before is None:
                 self.test_before = self.test("before")
-            bar = tqdm(total=config.steps, initial=self.step, desc=self.name, unit="step", dynamic_ncols=True)
-            with bar:
+            with progress_bar(self.name, config.steps, initial=self.step) as bar:
                 self.validate_if_due(bar)  # at the start, and where a run was stopped before it came to that
                 while self.step < config.steps:
                     with stop.delayed(), self.spent("steps"):
@@ -134,7 +133,10 @@ class TrainingLoop:
         if self.config.eval_every and self.step % self.config.eval_every == 0:
             found, (headline, form) = self.logged_validation(), next(iter(self.metrics.items()), ("loss", ".3f"))
             if headline in found:
-                bar.set_description(f"{self.name} (validation {in_format(found[headline], form)})")
+                value = in_format(found[headline], form)
+                bar.set_description(f"{self.name} (validation {value})")
+                if bar.disable:
+                    say(f"Step {self.step} of {self.config.steps}: validation {headline} {value}.")
 
     def logged_validation(self) -> dict[str, Any]:
         """The validation at this step, logged in evals.jsonl, or read from there if it has been."""
