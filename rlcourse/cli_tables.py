@@ -53,7 +53,7 @@ def print_samples(result: dict[str, Any]) -> None:
 
 
 def print_summary(summary: dict[str, Any], title: str) -> None:
-    """What a run achieved: answers, what was measured before and after, warnings again, and where the results are."""
+    """What a run achieved: answers, what was measured before and after, if it warned, and where the results are."""
     print_samples(summary["after"])
     table = Table("measure", "before", "after", title=title)
     for name, form in measured(summary).items():
@@ -61,8 +61,9 @@ def print_summary(summary: dict[str, Any], title: str) -> None:
     if table.rows:  # supervised fine-tuning may have nothing held out
         print_table(table)
     console, steps, changed = Console(), summary["steps"], summary["steps_that_changed_weights"]
-    for text in summary["warnings"].values():
-        console.print(f"[yellow]Warning:[/yellow] {escape(text)}", highlight=False)
+    if said := summary["warnings"]:
+        these = "1 warning is" if len(said) == 1 else f"{len(said)} warnings are"
+        console.print(f"[yellow]{these}[/yellow] above and in warnings.jsonl.", highlight=False)
     noun = "step" if steps == 1 else "steps"
     those = f"{changed} of {steps}" if changed < steps else f"all {steps}" if steps > 1 else "the one"
     weights = f"The weights changed in {those} {noun}."

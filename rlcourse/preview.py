@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
-from tqdm import tqdm
 
 from rlcourse import memory
 from rlcourse.advantages import has_signal
@@ -20,6 +19,7 @@ from rlcourse.device import can_run, find_device, wanted_device
 from rlcourse.dist import launched, share_of
 from rlcourse.distributed import check_launch
 from rlcourse.evaluation import BATCH_ROWS, PASS_K_PROBLEMS, answer_problems
+from rlcourse.interrupts import progress_bar
 from rlcourse.measure import shapes
 from rlcourse.measure.machine import format_bytes
 from rlcourse.measure.timing import peak_memory_bytes, seconds
@@ -35,18 +35,20 @@ SLOWER = 1.05
 
 
 def print_preview(config: TrainConfig, began: float) -> None:
-    """What `rlcourse train --dry-run` says: settings, the memory estimate, and a preview where it can run here."""
-    print_config(config)
-    print_memory(config)
+    """What `rlcourse train --dry-run` says: settings, the memory estimate, and a preview where it can run here. Nothing
+    is printed of a run that can't start: an error comes alone."""
+    needs = memory_needs(config)
     if launched()[1] > 1 or not can_run(config):
+        print_config(config)
+        print(needs)
         print("A preview of answers and time needs one process, on the GPU that this run asks for.")
     else:
-        preview(config, began)
+        preview(config, needs, began)
 
 
-def preview(config: TrainConfig, began: float) -> None:
+def preview(config: TrainConfig, needs: str, began: float) -> None:
     """Load the run's model, take up to `STEPS` of its steps, answer some of its test problems and print what came of
-    it; keep nothing of it. Raises what `rlcourse.train.train` does."""
+    it; keep nothing of it. needs: of `memory_needs`. Raises what `rlcourse.train.train` does."""
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(Path(folder), replace(config, log_to="none"))
         run.began = began
@@ -54,9 +56,14 @@ def preview(config: TrainConfig, began: float) -> None:
         greedy, evaluation = evaluation_seconds(trainer)
         parts = trainer.learner, trainer.engine, trainer.training_task, trainer.data_sampler
         count = min(STEPS, max(2, config.steps))
-        bar = tqdm(range(count), desc="dry run", unit="step", leave=False)
-        found = [train_step(*parts, step) for step in bar]
+        found = []
+        with progress_bar("dry run", count, leave=False) as bar:
+            for step in range(count):
+                found.append(train_step(*parts, step))
+                bar.update()
         saving = seconds(lambda: save(trainer), trainer.device)
+    print_config(config)
+    print(needs)
     print_answers(trainer, found[0][1], greedy)
     first, *later = (metrics["timing"]["step_s"] for metrics, _ in found)
     step = SLOWER * statistics.mean(later)
@@ -104,15 +111,15 @@ def print_config(config: TrainConfig) -> None:
     print_table(table)
 
 
-def print_memory(config: TrainConfig) -> None:
-    """The memory estimate, by phase."""
+def memory_needs(config: TrainConfig) -> str:
+    """The memory estimate, by phase. Raises ValueError for a model that can't be found, or processes that don't fit."""
     check_launch(config)
     device, ranks = wanted_device(config), launched()[1]
     shape = shapes.model_shape(config.model)
     estimate = memory.estimate(share_of(config, ranks), shape, device, ranks, memory.has_exact_pass(config, device))
     each = f", each of {ranks} processes" if ranks > 1 else ""
     rollout, update, peak = map(format_bytes, (*estimate, estimate.peak))
-    print(
+    return (
         f"Memory on {device}{each}, {shapes.parameters(shape):,} parameters: rollout {rollout}, update {update}; with "
         f"every row at its longest {peak} at most.\n"
     )
