@@ -127,11 +127,17 @@ def test_the_card_repeats_the_first_answer_and_the_settings(name, runs, tmp_path
 
 def test_a_fine_tuned_model_is_asked_in_its_chat_template(runs, copied, tmp_path):
     run = copied("run", {"before": {"loss": 2.5}, "after": {"loss": 1.25}, "metrics": {}, "prompt": None})
-    (run / "config.json").write_text(json.dumps(SFTConfig(steps=2).to_dict()))
+    (run / "config.json").write_text(json.dumps(SFTConfig(steps=2, data="mine/sums.jsonl").to_dict()))
     card = (published(run, tmp_path / "mine") / "README.md").read_text()
     question = f"    '<|im_start|>user\\n'\n    '{publish.QUESTION}<|im_end|>\\n'\n    '<|im_start|>assistant\\n'"
     assert question in card and "was trained with this prompt" not in card
-    assert "| loss | 2.500 | 1.250 |" in card and "rlcourse sft --steps 2\n" in card
+    assert "| loss | 2.500 | 1.250 |" in card and "rlcourse sft --data mine/sums.jsonl --steps 2\n" in card
+    assert "supervised fine-tuning on `mine/sums.jsonl`, a file that isn't included: step 2 of 2." in card
+
+
+def test_a_card_shows_a_task_of_ones_own_without_its_path(copied, tmp_path):
+    card = (published(copied("run", task="minigsm@/home/me/sums"), tmp_path / "mine") / "README.md").read_text()
+    assert "on `minigsm@sums`, which isn't included: step 2" in card and "/home/me" not in card
 
 
 def test_the_numbers_of_the_card_are_those_of_the_run(copied, tmp_path):

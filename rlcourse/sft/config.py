@@ -29,7 +29,7 @@ class SFTConfig(Settings):
     command = "sft"
     shard = False  # one process
     panels: ClassVar = {
-        "model": "What is trained, and on what",
+        "model": "Model and data",
         "lora_rank": "LoRA",
         "epochs": "Optimisation",
         "eval_every": "Evaluation",
@@ -88,6 +88,13 @@ class SFTConfig(Settings):
     def evaluated_task(self) -> str | None:
         return self.task or (self.data if is_task(self.data) else None)
 
+    @property
+    def data_file(self) -> Path | None:
+        """The file that `data` names, whether it exists or not; None for a task or a data set on the hub."""
+        path = Path(self.data).expanduser()
+        named = path.exists() or self.data.startswith((".", "/", "~")) or path.suffix in (".jsonl", ".json")
+        return path if named and not is_task(self.data) else None
+
     def check(self) -> None:
         super().check()
         if self.task is not None:
@@ -95,7 +102,14 @@ class SFTConfig(Settings):
 
 
 def make_config(**settings: Any) -> SFTConfig:
-    """A checked config. Raises ValueError, in one sentence, for an unknown setting or a value that cannot be."""
+    """A checked config. Raises ValueError, in one sentence, for an unknown setting, a value that cannot be, or a
+    setting that another one leaves without effect."""
     config = SFTConfig(**SFTConfig.check_settings(settings))
     config.check()
+    if config.steps and "epochs" in settings:
+        raise ValueError("--steps ends a run whatever --epochs says: leave out one of them.")
+    if not {"subset", "split"}.isdisjoint(settings) and (is_task(config.data) or config.data_file):
+        raise ValueError("--subset and --split are for a data set on the hub: leave them out.")
+    if not config.evaluated_task and not {"eval_problems", "max_new_tokens"}.isdisjoint(settings):
+        raise ValueError("--eval-problems and --max-new-tokens are for the answers to a task: name one with --task.")
     return config

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,7 +57,7 @@ def load_data(config: SFTConfig, policy: Policy) -> Data:
         encoded = of_task(config, policy)
     else:
         found = of_hub(config)
-        if file := file_of(config.data):
+        if file := config.data_file:
             read = lambda line: conversation_of(parse_record(line, EXPECTED))  # noqa: E731
             found = read_each_line(file, read, "conversations")
         every = [encode(policy, messages, where) for where, messages in found]
@@ -75,12 +74,6 @@ def load_data(config: SFTConfig, policy: Policy) -> Data:
         say(f"{shared} of {len(kept[1])} held-out examples are also learned: their loss says nothing about new ones.")
     count, of = sum(map(len, kept)), sum(map(len, encoded))
     return Data(*kept, of - count, left_out(count, of, f"examples, which have more than {limit:,} tokens", remedy))
-
-
-def file_of(data: str) -> Path | None:
-    """The file that `data` names, whether it exists or not; None for a data set on the hub."""
-    path = Path(data).expanduser()
-    return path if path.exists() or data.startswith((".", "/", "~")) or path.suffix in (".jsonl", ".json") else None
 
 
 def of_hub(config: SFTConfig) -> Iterator[tuple[str, Messages]]:
@@ -118,12 +111,14 @@ def of_task(config: SFTConfig, policy: Policy) -> list[list[Example]]:
 def conversation_of(record: dict[str, Any]) -> Messages:
     """The conversation in a record: `messages`; or a prompt and an answer, each a text, or as trl has them, messages;
     with a text in `system`, that before them. Raises ValueError for what is wrong with it or would not be learned."""
-    record = meant(record)
+    given, record = record, meant(record)
     messages, system = record.pop("messages", None), record.pop("system", None)
     if messages is None:
         prompt = next((record.pop(key) for key in PROMPTS if key in record), None)
         answer = next((record.pop(key) for key in ANSWERS if key in record), None)
         if prompt is None or answer is None:
+            if empty := [key for key in (*PROMPTS, *ANSWERS) if given.get(key) == ""]:
+                raise ValueError(f"the {empty[0]} is empty.")
             raise ValueError(f"there are no messages, and no prompt with an answer; expected {EXPECTED}.")
         messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
         if isinstance(prompt, list) and isinstance(answer, list):

@@ -107,7 +107,8 @@ def test_a_record_may_have_any_of_these_forms(record):
 BAD = {
     "not JSON": ('{"prompt": \n', "the line is not JSON; expected"),
     "nothing known": ({"text": "a"}, "there are no messages, and no prompt with an answer; expected"),
-    "an empty answer": ({"prompt": "a", "answer": " \n"}, "an answer is empty"),
+    "no answer": ({"prompt": "a", "answer": ""}, "the answer is empty"),
+    "a blank answer": ({"prompt": "a", "answer": " \n"}, "an answer is empty"),
     "an answer that is a number": ({"prompt": "a", "answer": 5}, "role or content of message 2 is not a text"),
     "reasoning": ({"messages": [CHAT[1], CHAT[2] | {"reasoning_content": "3"}]}, "reasoning_content of message 2"),
     "a weight": ({"messages": [CHAT[1], CHAT[2] | {"weight": 0}]}, "weight of message 2 isn't learned"),
