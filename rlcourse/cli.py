@@ -12,7 +12,7 @@ import typer
 
 from rlcourse import __version__, cli_tables
 from rlcourse.cli_shared import App, Group, drop_output, refuse, takes_settings
-from rlcourse.config import TrainConfig, make_config
+from rlcourse.config import EVALUATION, TrainConfig, make_config
 from rlcourse.dist import hush_all_but_first, launched
 from rlcourse.files import try_empty_folder, try_file
 from rlcourse.openmp import spare_busy_cores
@@ -58,6 +58,8 @@ def train(
     An option overrides what the algorithm sets, and the algorithm overrides the preset. The defaults below are those of
     the laptop preset with Dr. GRPO; `--preset a10g --dry-run` shows another's.
     """
+    if dry_run and resume:
+        raise ValueError("--dry-run previews a new run: leave out --resume.")
     if dry_run:
         from rlcourse.preview import print_preview
 
@@ -70,12 +72,12 @@ def train(
 
 
 @app.command("eval", epilog="Example: rlcourse eval --model runs/first/checkpoints/step-000010")
-@takes_settings
+@partial(takes_settings, names=EVALUATION)
 def evaluate(settings: dict[str, Any]):
     """Measure a model on a task's test problems.
 
-    Each problem gets a greedy answer, and some get sampled ones for pass@k. `--model` can be a run's checkpoint. A
-    run's options can be repeated as they were: those that only concern training, such as `--lr`, do nothing here.
+    Each problem gets a greedy answer, and some get sampled ones for pass@k. `--model` can be a run's checkpoint: then
+    repeat the run's `--preset` and `--task`.
     """
     config = make_config(**settings)
     from rlcourse import evaluation

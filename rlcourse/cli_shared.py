@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Annotated, Any
@@ -26,8 +26,9 @@ LESS_MEMORY = "Lower --micro-batch-tokens, --num-prompts or --max-new-tokens, or
 SHOW_WHERE = "(RLCOURSE_TRACEBACK=1 shows where.)"
 
 
-def setting_options(kind: type[Settings]) -> list[inspect.Parameter]:
-    """One keyword parameter for each field of `kind`, None by default so that preset and algorithm can fill it."""
+def setting_options(kind: type[Settings], names: Sequence[str]) -> list[inspect.Parameter]:
+    """One keyword parameter for each field of `kind`, None by default so that preset and algorithm can fill it. Those
+    that aren't in `names` are hidden."""
     options, panel = [], ""
     for f in fields(kind):
         panel, field, name = kind.panels.get(f.name, panel), field_type(f), f.name.replace("_", "-")
@@ -35,23 +36,26 @@ def setting_options(kind: type[Settings]) -> list[inspect.Parameter]:
         if f.default is not None:
             text += f" (default: {('off', 'on')[f.default] if field is bool else f.default})"
         flag = f"--{name}/--no-{name}" if field is bool else f"--{name}"
-        option = typer.Option(flag, help=text, show_default=False, rich_help_panel=panel)
+        option = typer.Option(flag, help=text, show_default=False, rich_help_panel=panel, hidden=f.name not in names)
         annotation = Annotated[field | None, option]
         options.append(inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     return options
 
 
-def takes_settings(command, kind: type[Settings] = TrainConfig):
+def takes_settings(command, kind: type[Settings] = TrainConfig, names: Sequence[str] = ()):
     """Give a command `command(settings, ...)` an option for every field of `kind`; `settings` holds those that were
-    set. The command's other parameters stay options of their own."""
-    names = {f.name for f in fields(kind)}
+    set. The command's other parameters stay options of their own. names: the fields that matter to the command, if not
+    all do; the others are refused."""
+    every = [f.name for f in fields(kind)]
 
     def with_options(**values):
-        settings = {name: values.pop(name) for name in names}
-        command({name: value for name, value in settings.items() if value is not None}, **values)
+        settings = {name: value for name in every if (value := values.pop(name)) is not None}
+        if idle := [name for name in settings if name not in (names or every)]:
+            raise ValueError(f"--{idle[0].replace('_', '-')} has no effect here: leave it out.")
+        command(settings, **values)
 
     own = list(inspect.signature(command).parameters.values())[1:]
-    parameters = setting_options(kind) + [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    parameters = setting_options(kind, names or every) + [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
     with_options.__signature__ = inspect.Signature(parameters)
     with_options.__annotations__ = {p.name: p.annotation for p in parameters}
     with_options.__doc__ = command.__doc__

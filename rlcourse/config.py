@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 
 ENGINES = ("hf-dynamic", "hf-static", "fast", "vllm")
+EVALUATION = (  # what `rlcourse eval` depends on: its options
+    "preset", "model", "task", "examples", "reward_parser", "engine", "cache_gb", "max_new_tokens", "temperature",
+    "top_k", "top_p", "dtype", "compile", "device", "eval_problems", "pass_k", "seed",
+)  # fmt: skip
 
 
 _REINFORCE = {"surrogate": "reinforce", "aggregation": "constant"}
@@ -71,13 +75,14 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 class TrainConfig(Settings):
     command = "train"
     panels: ClassVar = {
-        "preset": "What is trained, and on what",
+        "preset": "Model and task",
         "lora_rank": "LoRA",
         "advantage": "Algorithm switches",
         "reward_parser": "Reward",
         "judge": "Judge",
         "engine": "Rollout",
         "steps": "Optimisation",
+        "micro_batch_tokens": "Memory and speed",
         "eval_every": "Evaluation",
         "seed": "The run",
     }

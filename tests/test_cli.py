@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from rlcourse import cli, doctor, evaluation, memory
 from rlcourse import train as trainer
-from rlcourse.config import TrainConfig, make_config
+from rlcourse.config import EVALUATION, TrainConfig, make_config
 from rlcourse.measure.shapes import model_shape
 from rlcourse.settings import field_type
 from rlcourse.sft import trainer as fine_tuning
@@ -124,6 +124,26 @@ def test_eval_measures_the_model_that_was_asked_for(monkeypatch):
     assert [row[2] for row in rows] == ["25.0%", "1.25", "–", "50.0%", "21.2"]
 
 
+def test_eval_takes_the_settings_that_it_reads_and_refuses_the_others():
+    seen = set()
+
+    class Config(TrainConfig):
+        def __getattribute__(self, name):
+            seen.add(name)
+            return super().__getattribute__(name)
+
+    evaluation.evaluate(Config(eval_problems=2, pass_k=2, max_new_tokens=2))
+    read = seen & {f.name for f in fields(TrainConfig)}
+    of_training = {"num_prompts", "shard", "reward_format"}  # read on the way, and of no effect
+    assert read - of_training == {*EVALUATION} - {"preset"}
+    offered = invoke("eval", "--help").output
+    for name in ("lr", "steps", "kl_coef", "shard"):
+        flag = "--" + name.replace("_", "-")
+        assert flag not in offered and flag in invoke("train", "--help").output
+        done = invoke("eval", flag, *["1"] * (name != "shard"))
+        assert done.exit_code == 2 and done.stderr == f"{flag} has no effect here: leave it out.\n"
+
+
 def test_the_numbers_of_a_table_stay_whole_in_a_narrow_terminal(trained, monkeypatch):
     monkeypatch.setattr(evaluation, "evaluate", lambda config: RESULT | {"problems": 7, "metrics": SUMMARY["metrics"]})
     monkeypatch.setattr(fine_tuning, "fine_tune", lambda config: LEARNED)
@@ -159,7 +179,7 @@ def test_sft_takes_its_options_and_says_what_it_achieved(monkeypatch):
     done = invoke("sft", "--data", "chats.jsonl", "--lora-rank", "8", "--no-packing", "--task", "gsm8k", "--seed", "9")
     options = {"data": "chats.jsonl", "lora_rank": 8, "packing": False, "task": "gsm8k", "seed": 9}
     assert calls == [make_sft_config(**options)]
-    for text in ("0.500", "0.125", "25.0%", "75.0%", "runs/[sft]", "It knew [all] of it.", "changed in 60 of 63"):
+    for text in ("0.500", "0.125", "25.0%", "75.0%", "runs/[sft]", "1 warning is above", "changed in 60 of 63"):
         assert text in done.output
     assert "examples: 4,000 learned" in done.output
     monkeypatch.setattr(fine_tuning, "resume", lambda **settings: calls.append(settings) or LEARNED)

@@ -54,6 +54,12 @@ def refused(*arguments: str, code: int = 2) -> str:
         ("speedrun x.py --seeds 0", "Invalid value for '--seeds': "),
         ("train --steps many", "Invalid value for '--steps': "),
         ("merge", "Missing argument "),
+        ("train --dry-run --resume", "--dry-run previews a new run"),
+        ("train --dry-run --model nowhere", "nowhere is not a folder here"),  # without the settings
+        ("sft --steps 3 --epochs 2", "--steps ends a run whatever --epochs says"),
+        ("sft --subset main", "--subset and --split are for a data set on the hub"),
+        ("sft --data x.jsonl --split test", "--subset and --split are for a data set on the hub"),
+        ("sft --data x.jsonl --eval-problems 9", "--eval-problems and --max-new-tokens are for the answers to a task"),
     ],
 )
 def test_what_once_got_through_is_refused(arguments, sentence):
