@@ -8,6 +8,7 @@ import io
 import re
 import sys
 import tempfile
+import textwrap
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -243,7 +244,7 @@ def page(found: dict[str, tuple[str, str]]) -> str:
                 alike.setdefault("" if what == "not tried" else reason_of(why, kind), []).append(f"`{kind}`")
         parts.append(f"## {what.capitalize()}")
         parts += [f"{why}: {', '.join(kinds)}." if why else f"{', '.join(kinds)}." for why, kinds in alike.items()]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(textwrap.fill(part, 120, break_on_hyphens=False) for part in parts) + "\n"
 
 
 def reason_of(why: str, kind: str) -> str:
