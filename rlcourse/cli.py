@@ -210,7 +210,7 @@ def doctor():
 
     facts = doctor.gather()
     doctor.print_report(facts)
-    raise typer.Exit(0 if doctor.healthy(facts) else 1)
+    raise typer.Exit(any(check["required"] and not check["ok"] for check in facts["checks"]))
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ import importlib.util
 import platform
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -24,12 +23,8 @@ OPTIONAL = {  # module, what it is for, and what to install
     "CuTe DSL": ("cutlass", "for lessons 08 to 10, and to sample faster on an H100", "'rlcourse[kernels]'"),
     "math-verify": ("math_verify", "for --task math", "'rlcourse[math]'"),
 }
-SHIPPED = {
-    "embedded model": "minigsm/model/model.safetensors",
-    "embedded problems": "minigsm/test.jsonl",
-    "kernel model": "kernels/model/model.safetensors",
-    "kernel problems": "kernels/test.txt",
-}
+SHIPPED = "minigsm/model/model.safetensors", "minigsm/test.jsonl", "kernels/model/model.safetensors", "kernels/test.txt"
+Found = tuple[str, bool, str, str]  # name, whether it's here, detail, and the command that brings it
 
 
 def gather() -> dict[str, Any]:
@@ -43,36 +38,29 @@ def gather() -> dict[str, Any]:
     facts |= {"cpu": machine.cpu_model(), "cores": machine.cpu_cores(), "memory_bytes": machine.memory_bytes()}
     facts |= {"driver": machine.driver(), "versions": machine.versions()}
     usable = not error and facts["versions"].get("transformers", "") is not None
-    checks = [*required_checks(facts["versions"], error), *optional_checks(gpus, facts["driver"])]
+    of_kinds = {True: required_checks(facts["versions"], error), False: optional_checks(gpus, facts["driver"])}
+    checks = [
+        {"name": name, "ok": ok, "required": required, "detail": detail, "mend": "" if ok else mend}
+        for required, found in of_kinds.items()
+        for name, ok, detail, mend in found
+    ]
     return {"machine": facts, "checks": checks, "presets": preset_facts(facts) if usable else []}
 
 
-def healthy(facts: dict[str, Any]) -> bool:
-    """Whether the first command, `rlcourse train`, has all that it needs."""
-    return all(check["ok"] for check in facts["checks"] if check["required"])
-
-
-def check(name: str, ok: bool, detail: str, mend: str, required: bool = False) -> dict[str, Any]:
-    return {"name": name, "ok": ok, "required": required, "detail": detail, "mend": "" if ok else mend}
-
-
-def required_checks(versions: dict[str, str | None], torch_error: str) -> Iterator[dict[str, Any]]:
+def required_checks(versions: dict[str, str | None], torch_error: str) -> Iterator[Found]:
     """The libraries, models and problems of every run on a CPU."""
     missing = [name for name, version in versions.items() if version is None]
     libraries = "missing: " + ", ".join(missing) if missing else "all installed"
-    yield check("libraries", not missing, libraries, REINSTALL, True)
-    yield check("torch works", not torch_error, torch_error or "imports", f"{REINSTALL} --force-reinstall", True)
+    yield "libraries", not missing, libraries, REINSTALL
+    yield "torch works", not torch_error, torch_error or "imports", f"{REINSTALL} --force-reinstall"
     try:
-        data = data_folder()
+        lost = [file for file in SHIPPED if not (data_folder() / file).is_file()]
     except FileNotFoundError:
-        data = Path("data")
-    for name, file in SHIPPED.items():
-        there = (data / file).is_file()
-        detail = "here" if there else f"data/{file} is missing"
-        yield check(name, there, detail, f"git checkout -- data/{file.partition('/')[0]}", True)
+        lost = SHIPPED
+    yield "models and problems", not lost, f"data has no {', '.join(lost)}" if lost else "here", "git checkout -- data"
 
 
-def optional_checks(gpus: list[dict[str, Any]], driver: str | None) -> Iterator[dict[str, Any]]:
+def optional_checks(gpus: list[dict[str, Any]], driver: str | None) -> Iterator[Found]:
     """What only some presets and options ask for. A driver without a usable torch is a wrong build of torch."""
     found, mend = "none: the laptop preset runs on the CPU", ""
     if gpus:
@@ -80,14 +68,13 @@ def optional_checks(gpus: list[dict[str, Any]], driver: str | None) -> Iterator[
     elif driver:
         found = "the driver is here, but torch cannot use a GPU"
         mend = "python -m pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
-    yield check("GPU", bool(gpus), found, mend)
+    yield "GPU", bool(gpus), found, mend
     compiler = any(map(shutil.which, ("c++", "g++", "clang++")))
     install = {"Linux": "sudo apt-get install g++", "Darwin": "xcode-select --install"}
     install = install.get(platform.system(), "install the Visual Studio build tools with C++")
-    yield check("C++ compiler", compiler, "for --compile on a CPU", install)
+    yield "C++ compiler", compiler, "for --compile on a CPU", install
     for name, (module, detail, package) in OPTIONAL.items():
-        there = importlib.util.find_spec(module) is not None
-        yield check(name, there, detail, f"python -m pip install {package}")
+        yield name, importlib.util.find_spec(module) is not None, detail, f"python -m pip install {package}"
 
 
 def preset_facts(facts: dict[str, Any]) -> list[dict[str, Any]]:
