@@ -38,8 +38,8 @@ EVALUATION = (  # what `rlcourse eval` depends on: its options
 
 
 _REINFORCE = {"surrogate": "reinforce", "aggregation": "constant"}
-_DAPO = {"advantage": "group_normalized", "aggregation": "token_mean", "clip_high": 0.28}
-
+_GRPO = {"advantage": "group_normalized", "aggregation": "sequence_mean"}
+_DAPO = _GRPO | {"aggregation": "token_mean", "clip_high": 0.28}
 _TWO_UPDATES = {"minibatches": 2}  # with one, the ratio is 1 and what an algorithm does with it has no effect
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -51,23 +51,15 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     # Schulman et al. 2017, arXiv:1707.06347
     "ppo": _TWO_UPDATES | {"advantage": "gae", "surrogate": "clip", "aggregation": "token_mean"},
     # Shao et al. 2024, arXiv:2402.03300
-    "grpo": {"advantage": "group_normalized", "aggregation": "sequence_mean"},
+    "grpo": _GRPO,
     # Liu et al. 2025, arXiv:2503.20783
     "dr_grpo": {"advantage": "group_centered", "aggregation": "constant"},
     # Yu et al. 2025, arXiv:2503.14476
     "dapo": _DAPO | {"leave_out": "both"},
     # Zheng et al. 2025, arXiv:2507.18071
-    "gspo": _TWO_UPDATES
-    | {
-        "advantage": "group_normalized",
-        "aggregation": "sequence_mean",
-        "ratio": "sequence",
-        "clip_low": 3e-4,
-        "clip_high": 4e-4,
-    },
+    "gspo": _TWO_UPDATES | _GRPO | {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
     # MiniMax 2025, arXiv:2506.13585
-    "cispo": _TWO_UPDATES
-    | {"advantage": "group_normalized", "aggregation": "token_mean", "surrogate": "cispo", "clip_high": 4.0},
+    "cispo": _TWO_UPDATES | _DAPO | {"surrogate": "cispo", "clip_high": 4.0},
 }
 
 

@@ -33,15 +33,11 @@ def plan_rows(examples: list[Example], width: int) -> list[Row]:
     """Examples of at most `width` tokens in as few rows as first-fit decreasing finds: the longest first, each into the
     first row with room. With width 0 each has its own row."""
     rows: list[Row] = []
-    room: list[int] = []
     for example in sorted(examples, key=lambda e: -len(e.ids)):
-        place = next((i for i, left in enumerate(room) if left >= len(example.ids)), None)
-        if place is None:
-            place = len(rows)
-            rows.append([])
-            room.append(width)
-        rows[place].append(example)
-        room[place] -= len(example.ids)
+        row = next((row for row in rows if tokens_of([*row, example]) <= width), None)
+        if row is None:
+            rows.append(row := [])
+        row.append(example)
     return rows
 
 
