@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import wraps
 from typing import Annotated, Any
 
 import typer
@@ -48,6 +49,7 @@ def takes_settings(command, kind: type[Settings] = TrainConfig, names: Sequence[
     all do; the others are refused."""
     every = [f.name for f in fields(kind)]
 
+    @wraps(command)
     def with_options(**values):
         settings = {name: value for name in every if (value := values.pop(name)) is not None}
         if idle := [name for name in settings if name not in (names or every)]:
@@ -58,8 +60,6 @@ def takes_settings(command, kind: type[Settings] = TrainConfig, names: Sequence[
     parameters = setting_options(kind, names or every) + [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
     with_options.__signature__ = inspect.Signature(parameters)
     with_options.__annotations__ = {p.name: p.annotation for p in parameters}
-    with_options.__doc__ = command.__doc__
-    with_options.__name__ = command.__name__
     return with_options
 
 
@@ -130,7 +130,7 @@ def sentence(error: Exception) -> str:
         case OSError() if error.errno is not None:
             return f"{reason(error)}: {error.filename}." if error.filename else f"{reason(error)}."
         case ImportError():
-            return f"{first} `rlcourse doctor` says what is missing."
+            return f"{first.rstrip('.')}: install it, or see `rlcourse doctor` for what is missing."
         case RuntimeError():
             return f"{first} {SHOW_WHERE}"
         case ValueError() | OSError():

@@ -57,6 +57,8 @@ def run_to_resume(settings: dict[str, Any], kind: type[Settings] = TrainConfig) 
         raise FileNotFoundError(f"No run to resume at {root / wanted.run_name}: {remedy}.")
     path = taken[0 if wanted.name else -1]
     saved = read_json(path / "config.json", "name the folder of a run, or start a new one")
+    if (other := "train" if "algorithm" in saved else "sft") != kind.command:
+        raise ValueError(f"{path} is a run of `rlcourse {other}`: resume it with that.")
     if set(saved) != set(wanted.to_dict()):
         raise ValueError(f"{path} was made by another version of rlcourse: start a new run.")
     fixed = [name for name in settings if name not in MAY_DIFFER and saved.get(name) != settings[name]]

@@ -136,7 +136,11 @@ def test_a_run_whose_config_holds_what_cannot_be_is_not_resumed(tmp_path, real_t
         (FileNotFoundError("No run at [runs]/x: start it."), "No run at [runs]/x: start it.\n", 2),
         (ConnectionError("The hub is away."), "The hub is away.\n", 1),
         (RuntimeError("Broken.\nC++ stack"), "Broken. (RLCOURSE_TRACEBACK=1 shows where.)\n", 1),
-        (ImportError("No module named 'x'"), "No module named 'x' `rlcourse doctor` says what is missing.\n", 1),
+        (
+            ImportError("No module named 'x'"),
+            "No module named 'x': install it, or see `rlcourse doctor` for what is missing.\n",
+            1,
+        ),
         (ValueError(), "ValueError\n", 2),
         (KeyError("step"), "KeyError: 'step' (RLCOURSE_TRACEBACK=1 shows where.)\n", 1),
         (OSError(28, "No space", "runs/x/metrics.jsonl"), "No space: runs/x/metrics.jsonl.\n", 1),

@@ -11,6 +11,7 @@ from rlcourse.collect import Completions
 from rlcourse.config import make_config
 from rlcourse.files import read_lines, write_json
 from rlcourse.runs import RunFolder, make_tracker, new_run, run_to_resume
+from rlcourse.sft.config import SFTConfig
 from rlcourse.tasks import Answer, Problem
 from rlcourse.tasks.verify import verify
 
@@ -108,6 +109,8 @@ def test_a_run_of_another_version_is_not_resumed(tmp_path):
         write_json(path / "config.json", changed)
         with pytest.raises(ValueError, match="was made by another version of rlcourse: start a new run"):
             run_to_resume(settings_of(tmp_path, name="x"))
+    with pytest.raises(ValueError, match=r"x is a run of `rlcourse train`: resume it with that\.$"):
+        run_to_resume(settings_of(tmp_path, name="x"), SFTConfig)
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(1, [0]), (4, [0, 1, 2, 3]), (7, [0, 1, 2, 3]), (12, [0, 3, 6, 9])])
