@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ TOKENS = 8
 LOUD = 100.0  # the largest logit of a trial: a soft-cap at 30 would not show in an untrained model's
 TOLERANCE = 2e-3  # nats, of log-probs as large as LOUD: a 50th of it is what float32 rounds in 24 layers
 NOISY = "noisy_in_training"  # the attribute of a model that computes something else in training mode
+RENAMED = partial(warnings.catch_warnings, action="ignore", category=FutureWarning)  # transformers 5.23 renames it
 RANDOM = ("drop", "jitter")  # parts of the names of what a module does at random while it trains
 
 
@@ -54,7 +56,7 @@ def try_model(model: PreTrainedModel, tokens: list[int], pad_id: int) -> None:
         except ValueError:  # it has no checkpointing
             return True
         finally:
-            with without_renaming():
+            with RENAMED():
                 model.gradient_checkpointing_disable()
             model.eval()
 
@@ -126,17 +128,10 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
     ValueError for a model that cannot, or that computes something else in that mode (`try_model`)."""
     kind, remedy = model.config.model_type, "use --no-gradient-checkpointing"
     try:
-        with without_renaming():
+        with RENAMED():
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     except ValueError:
         raise ValueError(f"A model of the type {kind} has no gradient checkpointing: {remedy}.") from None
     if getattr(model, NOISY, False):
         raise ValueError(f"A model of the type {kind} computes something else with gradient checkpointing: {remedy}.")
     model.train()
-
-
-@contextmanager
-def without_renaming() -> Iterator[None]:
-    """Within, no warning that transformers 5.23 renames gradient checkpointing: older ones have the old name."""
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):
-        yield

@@ -60,23 +60,17 @@ class FineTuning(TrainingLoop):
         self.config = replace(config, steps=steps)
         if config.packing:
             check_packing(self.policy.model)
-        self._prepare_task()
+        self.engine, self.metrics = None, {}  # without a task
+        if config.evaluated_task is not None and config.eval_problems:
+            self.task = load_task(config.evaluated_task)
+            self.metrics = self.task.metrics
+            self.data_digest += fingerprint(self.task, self.policy)
+            dtype = getattr(torch, config.dtype)
+            self.engine = make_engine(self.policy, "fast", dtype, config.compile, sleeps=True)
         parameters = [p for p in self.policy.model.parameters() if p.requires_grad]
         self.optimizer = new_optimizer([{"params": parameters, "peak_lr": config.lr}], self.config)
         self.data_sampler = PromptSampler(self.data.train, config.seed)
         self.finish_setup()
-
-    def _prepare_task(self) -> None:
-        """Task, problems and engine of the answers that are tried; None for the engine, and no metrics, without any."""
-        config, self.engine, self.metrics = self.config, None, {}
-        if config.evaluated_task is None or not config.eval_problems:
-            return
-        self.task = load_task(config.evaluated_task)
-        self.metrics = self.task.metrics
-        self.data_digest += fingerprint(self.task, self.policy)
-        self.problems = self.task.problems("validation")[: config.eval_problems]
-        dtype = getattr(torch, config.dtype)
-        self.engine = make_engine(self.policy, "fast", dtype, config.compile, sleeps=True)
 
     def train_step(self) -> tuple[dict[str, Any], None]:
         """One optimizer step on the next examples. Returns what was measured: `loss`, nats per token of an answer,
@@ -124,8 +118,8 @@ class FineTuning(TrainingLoop):
                 losses = [self._summed_loss(rows).double() for rows in self._micro_batches(examples)]
             found["loss"] = torch.stack(losses).sum().item() / learned_tokens(examples)
         if self.engine is not None:
-            asked = self.policy, self.engine, self.task, self.problems, self.config.max_new_tokens
-            answers = answer_problems(*asked)
+            problems = self.task.problems("validation")[: self.config.eval_problems]
+            answers = answer_problems(self.policy, self.engine, self.task, problems, self.config.max_new_tokens)
             found |= summarize(answers)
             self.engine.sleep()  # training wants the memory
         losses = [line["loss"] for line in [*self.run.lines("evals.jsonl"), found] if "loss" in line]
