@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from rlcourse import __version__, cli_tables
-from rlcourse.cli_shared import App, Group, drop_output, refuse, takes_settings
+from rlcourse.cli_shared import Group, drop_output, refuse, takes_settings
 from rlcourse.config import EVALUATION, TrainConfig, make_config
 from rlcourse.dist import hush_all_but_first, launched
 from rlcourse.files import try_empty_folder, try_file
@@ -22,7 +22,7 @@ from rlcourse.sft.config import make_config as make_sft_config
 BEGAN = time.perf_counter()  # a run's clock starts here, before torch is imported
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint, with its settings.")]
 
-app = App(
+app = typer.Typer(
     cls=Group,
     no_args_is_help=True,
     add_completion=False,

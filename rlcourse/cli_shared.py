@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
@@ -87,36 +87,33 @@ def user_errors() -> Iterator[None]:
             raise typer.Exit(141) from None
         refuse(f"The code that was run ended the process by sys.exit({error.code!r}).", 1)
     except Exception as error:
+        if hasattr(error, "format_message"):  # typer has click's errors, or copies of them
+            raise
         refuse(sentence(error), 2 if isinstance(error, ValueError | FileNotFoundError) else 1)
 
 
 class Group(TyperGroup):
-    """A group that refuses wrong options in one sentence, without typer's box."""
+    """Commands that run within `user_errors`, and that refuse wrong options in one sentence, without typer's box."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        for command in self.commands.values():  # typer keeps line breaks
+            command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", command.help)
+
+    def invoke(self, context: typer.Context) -> Any:
+        with user_errors():
+            return super().invoke(context)
 
     def main(self, *arguments: Any, **options: Any) -> None:
         try:
             code = super().main(*arguments, **options | {"standalone_mode": False})
         except Exception as error:
-            if not hasattr(error, "format_message"):  # typer has click's errors, or copies of them
+            if not hasattr(error, "format_message"):
                 raise
-            message = error.format_message()
-            print_error(message if message.endswith((".", "?")) else f"{message}.")
+            if message := error.format_message():  # `rlcourse` alone has printed its help
+                print_error(message if message.endswith((".", "?")) else f"{message}.")
             code = error.exit_code
         sys.exit(code)
-
-
-class App(typer.Typer):
-    """An app whose commands all run within `user_errors`."""
-
-    def command(self, *arguments: Any, **options: Any) -> Callable:
-        register = super().command(*arguments, **options)
-
-        def add(function: Callable) -> Callable:
-            guarded = user_errors()(function)
-            guarded.__doc__ = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function))  # typer keeps line breaks
-            return register(guarded)
-
-        return add
 
 
 def sentence(error: Exception) -> str:

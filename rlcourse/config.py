@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rlcourse.sampling import Sampling
 
 
+GROUPED = ("leave_one_out", "group_centered", "group_normalized")  # advantages that compare a prompt's completions
 ENGINES = ("hf-dynamic", "hf-static", "fast", "vllm")
 EVALUATION = (  # what `rlcourse eval` depends on: its options
     "preset", "model", "task", "examples", "reward_parser", "engine", "cache_gb", "max_new_tokens", "temperature",
@@ -104,7 +105,7 @@ class TrainConfig(Settings):
     advantage: str = setting(
         "group_centered",
         "how rewards become advantages",
-        ("reward", "batch_centered", "leave_one_out", "group_centered", "group_normalized", "gae"),
+        ("reward", "batch_centered", *GROUPED, "gae"),
     )
     surrogate: str = setting("clip", "loss of one token", ("reinforce", "clip", "cispo"))
     ratio: str = setting(
@@ -233,7 +234,7 @@ class TrainConfig(Settings):
     def check(self) -> None:
         """Raise ValueError for a setting out of range, or settings that can't go together."""
         super().check()
-        if self.num_generations < 2 and self.advantage in ("leave_one_out", "group_centered", "group_normalized"):
+        if self.num_generations < 2 and self.advantage in GROUPED:
             raise ValueError(f"advantage {self.advantage!r} compares completions of a prompt: num_generations >= 2.")
         if self.surrogate == "reinforce" and self.inner_epochs * self.minibatches > 1:
             raise ValueError("surrogate 'reinforce' has no importance ratio: use inner_epochs 1 and minibatches 1.")

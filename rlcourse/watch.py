@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rlcourse.config import TrainConfig
+from rlcourse.config import GROUPED, TrainConfig
 from rlcourse.interrupts import say
 from rlcourse.tasks import Answer
 
@@ -26,8 +26,6 @@ FEW = 0.2  # share of problems or examples that may be left out without a warnin
 LITTLE = 0.9  # share of groups without signal
 LARGEST = 1e15  # of rewards: their squares overflow float32 beyond 1e19
 SHOWN = 300  # characters of an answer
-
-GROUPED = ("leave_one_out", "group_centered", "group_normalized")
 
 Warnings = dict[str, str]
 

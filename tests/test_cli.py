@@ -203,6 +203,11 @@ def test_doctor_survives_an_install_without_torch():
     assert "ModuleNotFoundError" in done.stdout and "pip install" in done.stdout
 
 
+def test_no_command_at_all_prints_the_help_and_no_error():
+    done = invoke()
+    assert done.exit_code == 2 and "Commands" in done.stdout and done.stderr == ""
+
+
 def test_help_breaks_lines_where_the_terminal_ends_and_not_where_the_source_does():
     for name, command in typer.main.get_command(cli.app).commands.items():
         assert "\n" not in command.help.replace("\n\n", ""), name
