@@ -38,11 +38,9 @@ CUTS = {
 def test_a_template_that_cuts_or_rewrites_an_answer_is_refused(kind):
     template, answer = CUTS[kind]
     policy = policy_with(template)
-    with pytest.raises(
-        ValueError, match=r"^line 1: The model's chat template leaves out or changes a part of the assi"
-    ):
-        encode(policy, [QUESTION, answer], "line 1")
-    assert policy.tokenizer.decode(encode(policy, [QUESTION, ANSWER], "line 1").ids).endswith("\n2<|im_end|>")
+    with pytest.raises(ValueError, match=r"^The model's chat template leaves out or changes a part of the assi"):
+        encode(policy, [QUESTION, answer])
+    assert policy.tokenizer.decode(encode(policy, [QUESTION, ANSWER]).ids).endswith("\n2<|im_end|>")
 
 
 def test_a_template_that_cuts_a_question_is_refused_in_training():
@@ -65,7 +63,7 @@ def test_without_a_system_role_the_instruction_comes_before_the_question(templat
     assert prompt == "<|im_start|>user\nBe brief.\n\n1+1?<|im_end|>\n<|im_start|>assistant\n"
     shown = policy.tokenizer.decode(policy.prompt("1+1?", "Be brief.", [("2+2?", "4")]))
     assert shown.startswith("<|im_start|>user\nBe brief.\n\n2+2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|>")
-    learned = encode(policy, [{"role": "system", "content": "Be brief."}, QUESTION, ANSWER], "line 1")
+    learned = encode(policy, [{"role": "system", "content": "Be brief."}, QUESTION, ANSWER])
     assert policy.tokenizer.decode(learned.ids) == prompt + "2<|im_end|>"
 
 
@@ -103,7 +101,7 @@ def test_the_first_of_two_ends_is_learned_and_the_engine_stops_at_both():
     policy = policy_with(written("m.content") + "{% if not add_generation_prompt %}<|endoftext|>{% endif %}")
     policy.eos_ids = ends_of(policy.tokenizer, [0], "")
     assert policy.eos_ids == [0, 2] and template_end(policy.tokenizer) == 2
-    example = encode(policy, [QUESTION, ANSWER, QUESTION, ANSWER], "line 1")
+    example = encode(policy, [QUESTION, ANSWER, QUESTION, ANSWER])
     assert policy.tokenizer.decode(example.ids[example.learned]) == "2<|im_end|>2<|im_end|>"
 
 

@@ -1,8 +1,8 @@
 """What is learned: conversations from a file, a task or the hub, as tokens, those of the answers marked."""
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,11 +56,7 @@ def load_data(config: SFTConfig, policy: Policy) -> Data:
     if is_task(config.data):
         encoded = of_task(config, policy)
     else:
-        found = of_hub(config)
-        if file := config.data_file:
-            read = lambda line: conversation_of(parse_record(line, EXPECTED))  # noqa: E731
-            found = read_each_line(file, read, "conversations")
-        every = [encode(policy, messages, where) for where, messages in found]
+        every = of_file(config.data_file, policy) if config.data_file else of_hub(config, policy)
         chosen = set(random.Random(0).sample(range(len(every)), min(config.eval_examples, len(every) // HELD_OUT)))
         encoded = [[e for i, e in enumerate(every) if (i in chosen) == held_out] for held_out in (False, True)]
     limit, remedy = config.max_length, "raise --max-length"
@@ -76,15 +72,19 @@ def load_data(config: SFTConfig, policy: Policy) -> Data:
     return Data(*kept, of - count, left_out(count, of, f"examples, which have more than {limit:,} tokens", remedy))
 
 
-def of_hub(config: SFTConfig) -> Iterator[tuple[str, Messages]]:
-    """The conversations of a data set on the hub, each with its place."""
-    remedy = "name a file that is here, or another data set, --subset or --split"
-    for number, row in enumerate(load_rows(config.data, remedy, config.subset, split=config.split)):
-        place = f"{config.data}, row {number}"
+def of_file(file: Path, policy: Policy) -> list[Example]:
+    read = lambda line: encode(policy, conversation_of(parse_record(line, EXPECTED)))  # noqa: E731
+    return [example for _, example in read_each_line(file, read, "conversations")]
+
+
+def of_hub(config: SFTConfig, policy: Policy) -> list[Example]:
+    remedy, examples = "name a file that is here, or another data set, --subset or --split", []
+    for row in load_rows(config.data, remedy, config.subset, split=config.split):
         try:
-            yield place, conversation_of(row)
+            examples.append(encode(policy, conversation_of(row)))
         except ValueError as error:
-            raise ValueError(f"{place}: {error}") from None
+            raise ValueError(f"{config.data}, row {len(examples)}: {error}") from None
+    return examples
 
 
 def of_task(config: SFTConfig, policy: Policy) -> list[list[Example]]:
@@ -101,7 +101,7 @@ def of_task(config: SFTConfig, policy: Policy) -> list[list[Example]]:
             raise ValueError(f"The problems of {config.data} have no worked answers to learn: name a file in --data.")
         prompt, text = task.prompt(problem, policy), answer + end
         learned = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-        check_end(policy, learned, config.data)
+        check_end(policy, learned, f"{config.data}: ")
         ids = torch.tensor([*prompt, *learned], dtype=torch.int32)
         return Example(ids, torch.arange(len(ids)) >= len(prompt))
 
@@ -145,21 +145,14 @@ def conversation_of(record: dict[str, Any]) -> Messages:
     return messages
 
 
-def encode(policy: Policy, messages: Messages, where: str) -> Example:
-    """The tokens of a conversation up to its last answer, as the policy would read and write them. where: names the
-    conversation in errors. Raises ValueError if the chat template cannot say what an answer is, or an answer holds the
-    token that ends one.
+def encode(policy: Policy, messages: Messages) -> Example:
+    """The tokens of a conversation up to its last answer, as the policy would read and write them. Raises ValueError if
+    the chat template cannot say what an answer is, or an answer holds the token that ends one.
 
     What precedes an answer is tokenized as a prompt is, and the answer, with its end, separately: so the model
     learns to continue the very tokens that it is given.
     """
     tokenizer, ids, learned, done = policy.tokenizer, [], [], ""
-
-    def text(turns: Messages, open_turn: bool) -> str:
-        try:
-            return write_chats(tokenizer, [turns], open_turn)[0]
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
 
     def add(part: str, is_learned: bool) -> None:
         tokens = tokenizer(part, add_special_tokens=False)["input_ids"]
@@ -169,25 +162,26 @@ def encode(policy: Policy, messages: Messages, where: str) -> Example:
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before, after = text(messages[:number], True), text(messages[: number + 1], False)
+        [before] = write_chats(tokenizer, [messages[:number]])
+        [after] = write_chats(tokenizer, [messages[: number + 1]], open_turn=False)
         if not before.startswith(done) or not after.startswith(before) or before == done:
             raise ValueError(
-                f"{where}: the chat template asks for an answer with {shown(before[-20:])}, and writes something else "
+                f"the chat template asks for an answer with {shown(before[-20:])}, and writes something else "
                 "before one: begin the answer with that, or make it one line an answer."
             )
         answer = up_to_its_end(policy, after[len(before) :], message["content"].strip())
         add(before[len(done) :], False)
         start = len(ids)
         add(answer, True)
-        check_end(policy, ids[start:], where)
+        check_end(policy, ids[start:])
         done = before + answer if after.startswith(before + answer) else after
     return Example(torch.tensor(ids, dtype=torch.int32), torch.tensor(learned))
 
 
-def check_end(policy: Policy, answer: list[int], where: str) -> None:
+def check_end(policy: Policy, answer: list[int], where: str = "") -> None:
     """Raise ValueError for an answer that has an end before its last token."""
     if any(token in policy.eos_ids for token in answer[:-1]):
-        raise ValueError(f"{where}: an answer holds {policy.tokenizer.decode(answer[-1])}, which ends one.")
+        raise ValueError(f"{where}an answer holds {policy.tokenizer.decode(answer[-1])}, which ends one.")
 
 
 def up_to_its_end(policy: Policy, written: str, content: str) -> str:

@@ -43,13 +43,13 @@ def load(policy, **settings):
 
 
 def test_every_answer_of_a_chat_is_learned_with_its_end_and_nothing_else(policy):
-    text, learned = told(policy, encode(policy, CHAT, "here"))
+    text, learned = told(policy, encode(policy, CHAT))
     assert learned == ["#### 3<|im_end|>", "3+12=15\n#### 15<|im_end|>"]
     assert text == policy.tokenizer.apply_chat_template(CHAT, tokenize=False).removesuffix("\n")
 
 
 def test_the_context_of_an_answer_is_the_prompt_that_sampling_uses(policy):
-    example = encode(policy, CHAT[:3], "here")
+    example = encode(policy, CHAT[:3])
     prompt = policy.prompt(CHAT[1]["content"], CHAT[0]["content"])
     answer = policy.tokenizer(CHAT[2]["content"], add_special_tokens=False)["input_ids"]
     assert example.ids.tolist() == prompt + answer + [policy.tokenizer.eos_token_id]
@@ -60,7 +60,7 @@ def test_the_end_is_added_where_the_template_writes_none(policy):
     policy.tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}" + (
         "{% if add_generation_prompt %}[assistant] {% endif %}"
     )
-    assert told(policy, encode(policy, CHAT[1:3], "here"))[1] == ["#### 3 <|im_end|>"]
+    assert told(policy, encode(policy, CHAT[1:3]))[1] == ["#### 3 <|im_end|>"]
 
 
 def test_a_template_that_writes_earlier_turns_anew_is_refused(policy):
@@ -68,21 +68,14 @@ def test_a_template_that_writes_earlier_turns_anew_is_refused(policy):
         "{% for m in messages %}{% if m.role == 'user' or loop.last %}{{ m.content }}{% endif %}|{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
-    with pytest.raises(ValueError, match=r"here: the chat template asks for an answer with '.*assistant: ', and"):
-        encode(policy, CHAT[1:], "here")
-
-
-@pytest.mark.parametrize("kind", ["prompt", "answer"])
-def test_a_message_that_holds_a_special_token_is_refused(kind, policy):
-    record = {"prompt": "Why?", "answer": "a"} | {kind: "a<|im_end|>\n<|im_start|>user\nb"}
-    with pytest.raises(ValueError, match=r"here: A message holds <\|im_.*\|>, a special token of the model: take it"):
-        encode(policy, conversation_of(record), "here")
+    with pytest.raises(ValueError, match=r"^the chat template asks for an answer with '.*assistant: ', and"):
+        encode(policy, CHAT[1:])
 
 
 def test_an_answer_that_holds_another_end_is_refused(policy):
     policy.eos_ids.append(policy.tokenizer("!")["input_ids"][0])
-    with pytest.raises(ValueError, match=r"here: an answer holds .*, which ends one"):
-        encode(policy, conversation_of({"prompt": "Why?", "answer": "a! b"}), "here")
+    with pytest.raises(ValueError, match=r"^an answer holds .*, which ends one"):
+        encode(policy, conversation_of({"prompt": "Why?", "answer": "a! b"}))
 
 
 @pytest.mark.parametrize(
@@ -110,6 +103,11 @@ BAD = {
     "no answer": ({"prompt": "a", "answer": ""}, "the answer is empty"),
     "a blank answer": ({"prompt": "a", "answer": " \n"}, "an answer is empty"),
     "an answer that is a number": ({"prompt": "a", "answer": 5}, "role or content of message 2 is not a text"),
+    "an end in a question": (
+        {"prompt": "a<|im_end|>", "answer": "b"},
+        r"A message holds <\|im_end\|>, a special token",
+    ),
+    "a turn in an answer": ({"prompt": "a", "answer": "<|im_start|>"}, r"A message holds <\|im_start\|>, a special"),
     "reasoning": ({"messages": [CHAT[1], CHAT[2] | {"reasoning_content": "3"}]}, "reasoning_content of message 2"),
     "a weight": ({"messages": [CHAT[1], CHAT[2] | {"weight": 0}]}, "weight of message 2 isn't learned"),
     "a call": ({"messages": [CHAT[1], CHAT[2] | {"tool_calls": [{"name": "add"}]}]}, "tool_calls of message 2 isn't"),

@@ -27,7 +27,7 @@ def examples(policy: Policy, number: int, seed: int, text) -> list[Example]:
     rng, found = random.Random(seed), []
     for problem in generate(number, seed, "sft"):
         answer = {"role": "assistant", "content": text(problem, rng)}
-        found.append(encode(policy, [{"role": "user", "content": problem.question}, answer], "minigsm"))
+        found.append(encode(policy, [{"role": "user", "content": problem.question}, answer]))
     return found
 
 
