@@ -315,7 +315,7 @@ greedy_share = summarize([greedy[: len(few)]])["accuracy"]
 sampled_bet = bet(
     f"{greedy_share:.0%} of the greedy answers to {len(few)} test problems are right. What share of samples is right, "
     "on the same problems?",
-    (30, 0, 100, 1),
+    (0, 100, 1),
     unit="%",
 )
 
@@ -483,7 +483,7 @@ assert torch.allclose(torch.tensor(formula), torch.tensor(truth))
 # @title Your bet
 reach_bet = bet(
     f"Each of the {len(few)} problems has sixteen samples. For what share of the problems is at least one right?",
-    (50, 0, 100, 1),
+    (0, 100, 1),
     unit="%",
 )
 
@@ -599,7 +599,7 @@ most = bet("Which of the three contributes most to the gain of the samples?", li
 without = bet(
     "Suppose it had gone on guessing as often as at the start, and only garbage and arithmetic had improved. "
     "Luck aside, what share of its samples would be right in the end?",
-    (50, 0, 100, 1),
+    (0, 100, 1),
     unit="%",
 )
 

@@ -159,7 +159,7 @@ first_bet = bet(
     f"your loop after {STEPS} steps of {loop.PROMPTS} × {loop.GROUP} answers, in greedy accuracy? (You win if "
     f"you land between the worst and the best of your run and {len(load_curve('lesson01_rloo_plus')['results'])} "
     "recorded seeds.)",
-    (45, 0, 100, 1),
+    (0, 100, 1),
     unit="%",
 )
 
@@ -238,7 +238,7 @@ second_bet = bet(
     f"No baseline, and every reward is 5 higher. What is the greedy accuracy after {STEPS} steps? (Again you win "
     "between the worst and the best of your run and "
     f"{len(load_curve('lesson01_reinforce_plus_5')['results'])} recorded seeds.)",
-    (70, 0, 100, 1),
+    (0, 100, 1),
     unit="%",
 )
 
@@ -517,7 +517,7 @@ mean_reward = r.mean().item()
 third_bet = bet(
     f"{mean_reward:.0%} of {len(r)} answers to this prompt are right. They earn 1, the others 0. Which constant "
     "baseline gives the gradient the lowest variance?",
-    (round(mean_reward, 2), 0.0, 1.0, 0.01),
+    (0.0, 1.0, 0.01),
 )
 
 # %%

@@ -86,7 +86,7 @@ first_bet = bet(
     f"{UPDATES} steps per rollout instead of one. What is the greedy accuracy after {ROLLOUTS} rollouts? (You win if "
     f"you land between the worst and the best of your run and {len(load_curve('lesson02_loop_log_prob')['results'])} "
     "recorded seeds.)",
-    (85, 0, 100, 1),
+    (0, 100, 1),
     unit="%",
 )
 
@@ -280,7 +280,7 @@ clip_bet = bet(
     f"The same {UPDATES} steps per rollout, with the clip. What is the greedy accuracy after {ROLLOUTS} rollouts? "
     f"(Again you win between the worst and the best of your run and {len(load_curve('lesson02_loop_clip')['results'])} "
     "recorded seeds.)",
-    (80, 0, 100, 1),
+    (0, 100, 1),
     unit="%",
 )
 
@@ -364,7 +364,7 @@ fraction = sum(silenced(logs.exp()) for logs in moved["clip"][:UPDATES]) / UPDAT
 critic_bet = bet(
     "Before each token of answers to new problems, the critic predicts the reward. How much of the reward's variance "
     "does it explain? (0: no better than the mean reward; 100: always right)",
-    (50, 0, 100, 1),
+    (0, 100, 1),
     unit="%",
 )
 

@@ -198,7 +198,7 @@ bonus_bet = bet(
     f"Without the bonus, {STEPS} steps of GRPO end at a greedy accuracy of {reached:.3g}%. Where do they end with it? "
     "(You win if you land between the worst and the best of your run and "
     f"{len(load_curve('lesson03_bonus_normalized')['results'])} recorded seeds.)",
-    (round(reached), 0, 100, 1),
+    (0, 100, 1),
     unit="%",
 )
 
@@ -476,7 +476,7 @@ silent_bet = bet(
     f"In steps {5 * AT + 1} to {5 * AT + 5} of these runs, {share_then:.0%} of the samples are right. What share of "
     f"their groups of {GROUP} is silent? (You win between the lowest and the highest of the {len(record['results'])} "
     "runs.)",
-    (round(at_mean), 0, 100, 1),
+    (0, 100, 1),
     unit="%",
 )
 

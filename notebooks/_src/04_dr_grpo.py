@@ -305,7 +305,7 @@ STEPS = pick(2, 20)
 length_bet = bet(
     f"Answers that begin with filler go on for {start:.0f} tokens on average, and earn 0 whatever they say. How many "
     f"tokens will it be after {STEPS} steps of GRPO?",
-    (25, 0, LIMIT, 1),
+    (0, LIMIT, 1),
     unit="tokens",
 )
 
@@ -473,7 +473,7 @@ plt.show()
 weight_bet = bet(
     "Divide groups of eight by their deviation. What is the weight of a problem that is hardly ever solved, as a "
     "multiple of the weight of one that is solved half of the time?",
-    (3.0, 0.0, 10.0, 0.1),
+    (0.0, 10.0, 0.1),
 )
 
 # %% [markdown]

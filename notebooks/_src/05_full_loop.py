@@ -180,7 +180,7 @@ start = 100 * load_curve("lesson05_healthy")["results"][0]["evals"][0]["accuracy
 sound_bet = bet(
     f"The model starts at a greedy accuracy of {start:.0f}% and is paid for sound work. What is the accuracy after "
     f"{RUN - 1} steps?",
-    (60, 0, 100, 1),
+    (0, 100, 1),
     unit="%",
 )
 
@@ -421,7 +421,7 @@ still_kl = by_seed(runs["B"], "kl").max().item()
 outside_bet = bet(
     "The engine samples with top-k 5, and training doesn't know. Before the first update, what share of the tokens has "
     "a ratio outside the clip range of 0.8 to 1.2?",
-    (1, 0, 100, 1),
+    (0, 100, 1),
     unit="%",
 )
 
@@ -516,7 +516,7 @@ def test_of(name: str, key: str, after: bool) -> list[float]:
 ending_bet = bet(
     f"With two examples the model starts at {100 * test_of('two examples', 'accuracy', False)[0]:.1f}%. What's its "
     f"accuracy after {real['two examples']['setup']['steps']} steps, which take less than four minutes?",
-    (25.0, 0.0, 100.0, 0.5),
+    (0.0, 60.0, 0.5),
     unit="%",
 )
 
@@ -608,7 +608,7 @@ for name, answer in shown.items():
 noise_bet = bet(
     "GSM8K's test has 1,319 problems. Two models are equally good, near 50%. By how many points do their measured "
     "accuracies differ at most, in 95 of 100 such pairs?",
-    (1.0, 0.0, 10.0, 0.1),
+    (0.0, 6.0, 0.1),
     unit="points",
 )
 

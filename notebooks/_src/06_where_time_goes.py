@@ -60,7 +60,7 @@ print(f"{config.rows} answers per step, {torch.get_num_threads()} thread(s)")
 
 # %% tags=["hide-input"]
 # @title Your bet
-share_bet = bet("The embedded model on this processor: how much of a step is the rollout?", (85, 0, 100, 1), "%")
+share_bet = bet("The embedded model on this processor: how much of a step is the rollout?", (0, 100, 1), "%")
 
 # %%
 from rlcourse.learner import Learner
@@ -162,7 +162,7 @@ def amdahl(share: float, gain: float) -> float:
 # %% tags=["hide-input"]
 # @title Your bet
 ladder_bet = bet(
-    "TRL on the H200: how many of these five, each alone, make a step at least 5% faster?", (3, 0, 5, 1), "of five"
+    "TRL on the H200: how many of these five, each alone, make a step at least 5% faster?", (0, 5, 1), "of five"
 )
 
 # %% [markdown]
@@ -685,7 +685,7 @@ assert torch.allclose(at_once(), one_by_one(), atol=1e-3)
 
 # %% tags=["hide-input"]
 # @title Your bet
-prefill_bet = bet(f"{COUNT} tokens, one row: how many times as fast is one pass?", (3, 1, 200, 1), "times")
+prefill_bet = bet(f"{COUNT} tokens, one row: how many times as fast is one pass?", (1, 200, 1), "times")
 
 # %%
 decode_s, prefill_s = (median_seconds(run, cpu, pick(3, 7)) for run in (one_by_one, at_once))
@@ -762,12 +762,12 @@ intensity = {"decode": points[0][1].intensity, "update": learned.intensity}
 more_rows, (small_update, large_update) = RUNGS["hf-dynamic", 64], updates["results"]
 rows_bet = bet(
     f"`generate`, dynamic cache: 16 rows take {eager['ms_per_step']:.0f} ms per step. And 64 rows?",
-    (60, 1, 150, 1),
+    (1, 150, 1),
     "ms",
 )
 answers_bet = bet(
     f"The update of 64 answers takes {1e3 * large_update['update_s']:.0f} ms. How much of that do 16 answers take?",
-    (25, 1, 100, 1),
+    (1, 100, 1),
     "%",
 )
 

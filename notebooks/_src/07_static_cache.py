@@ -115,7 +115,7 @@ draw_ladder(rungs[:3])
 top_bet = bet(
     f"16 rows. The compiled step of `generate` takes {fused['ms_per_step']:.1f} ms, its bytes {floor_ms:.2f} ms. How "
     "long does the step on the last rung take?",
-    (2.0, 0.2, 4.0, 0.05),
+    (0.2, 4.0, 0.05),
     "ms",
 )
 
@@ -494,7 +494,7 @@ for name, mix in VARIANTS.items():
 # %% tags=["hide-input"]
 # @title Your bet
 pieces_bet = bet(
-    f"{shape.layers} layers, one break in each: how many compiled pieces run in a step?", (5, 1, 40, 1), "pieces"
+    f"{shape.layers} layers, one break in each: how many compiled pieces run in a step?", (1, 30, 1), "pieces"
 )
 
 # %% tags=["hide-input"]

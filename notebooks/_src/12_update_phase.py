@@ -335,7 +335,7 @@ print(f"{'the head itself':20}                {inputs[1].nbytes:7,} bytes")
 price_bet = bet(
     "32,768 tokens in chunks of 1,024 rather than all at once: "
     "how much longer do the log-probs and their gradient take?",
-    (0, -50, 200, 1), "%",
+    (-50, 200, 1), "%",
 )  # fmt: skip
 
 # %% tags=["hide-input"]
@@ -688,7 +688,7 @@ PLANTED = {
 
 # %% tags=["hide-input"]
 # @title Your bet
-planted_bet = bet("Seven mistakes, 7 rows. How many does the test find with one block?", (7, 0, 7, 1), "of 7")
+planted_bet = bet("Seven mistakes, 7 rows. How many does the test find with one block?", (0, 7, 1), "of 7")
 
 
 # %% tags=["hide-input"]
@@ -799,7 +799,7 @@ for tile in (7, 50):
 
 # %% tags=["hide-input"]
 # @title Your bet
-race_bet = bet("Nine kernels. How many of ours are more than 5% faster than torch.compile's?", (9, 0, 9, 1), "of 9")
+race_bet = bet("Nine kernels. How many of ours are more than 5% faster than torch.compile's?", (0, 9, 1), "of 9")
 
 # %% [markdown]
 # **Look for** the ties, in the grey band.
@@ -875,7 +875,7 @@ for name, words in zip(ATTENTION, ("attention", "attention's gradients"), strict
 # @title Your bet
 moved_bet = bet(
     "Keep the embedded model's weights in bf16, and move each by 4e-5, up or down. What share of them changes?",
-    (0, 0, 100, 1), "%",
+    (0, 100, 1), "%",
 )  # fmt: skip
 
 # %%

@@ -196,7 +196,7 @@ start, reached = curves["answers only", 0][0], sum(last["answers only"]) / len(l
 prompt_bet = bet(
     f"{share:.0%} of the tokens are prompts. Learn only answers, and unseen answers cost {reached:.2f} nats per token "
     f"after {STEPS} steps ({start:.2f} before). With the prompts in the loss as well?",
-    (round(reached, 2), 0.0, 0.6, 0.01), "nats",
+    (0.0, 0.5, 0.01), "nats",
 )  # fmt: skip
 
 # %% tags=["hide-input"]

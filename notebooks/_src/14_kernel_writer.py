@@ -116,7 +116,7 @@ print(judge_program(write(eager(swish)), swish))
 # %% tags=["hide-input"]
 # @title Your bet
 hand_bet = bet(
-    "The three lines in one launch, all but `y` kept. How many times as fast as eager is that?", (2, 1, 6, 0.1), "times"
+    "The three lines in one launch, all but `y` kept. How many times as fast as eager is that?", (1, 4, 0.1), "times"
 )
 
 # %% [markdown]
@@ -247,7 +247,7 @@ STEPS, FEW = pick(2, 40), pick(6, 60)
 first_bet = bet(
     f"{STEPS} steps of {config.num_prompts} problems × {config.num_generations} samples. How many times as fast as "
     "eager are the greedy programs that are right, on problems not trained on?",
-    (1.2, 1, 4, 0.1),
+    (1, 4, 0.1),
     "times",
 )
 
@@ -418,7 +418,7 @@ spoiled, taught = load_curve("lesson14_plateau_dense")["setup"]["model"], RETAUG
 WAYS = {"sparse": "section 2's reward", "dense": "partial credit", "sft": "supervised steps first"}
 scraps = {way: load_curve(f"lesson14_plateau_{way}") for way in WAYS}
 LAST = scraps["sparse"]["results"][0]["curves"]["steps"][-1]
-scraps_bet = bet(f"With partial credit, what share of the samples is right after {LAST} steps?", (0, 0, 100, 1), "%")
+scraps_bet = bet(f"With partial credit, what share of the samples is right after {LAST} steps?", (0, 100, 1), "%")
 
 # %% [markdown]
 # **Look for** when each reward leaves the floor, and on the right for what rises before.
@@ -522,7 +522,7 @@ for compiling, shares in sums.items():
 alpha_bet = bet(
     "An honest attempt is right 1 time in 20; half of its failures compile. Compiling pays c, and being right pays 1 "
     "on top. An empty program always earns c. Below which c does the attempt earn more on average?",
-    (0.5, 0, 1, 0.01),
+    (0, 1, 0.01),
 )
 
 # %% tags=["hide-input"]
@@ -567,7 +567,7 @@ careful = load_curve("lesson14_stale_careful")  # `stale` from the model that sh
 OPEN_STEPS = opened["side"]["results"][0]["curves"]["steps"][-1]
 cheat_bet = bet(
     f"The side stream isn't timed. What share of the samples exploits that after {OPEN_STEPS} steps?",
-    (5, 0, 100, 1),
+    (0, 100, 1),
     "%",
 )
 

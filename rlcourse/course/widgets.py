@@ -159,8 +159,9 @@ bets: dict[str, Bet] = {}  # by question: a cell that runs again finds the bet t
 
 
 def bet(question: str, values: tuple | list[str], unit: str = "") -> Bet:
-    """Ask for a prediction before a run and return it. values: (start, low, high, step) of a slider, or choices. A bet
-    can be placed once. Where there are no widgets the question is text."""
+    """Ask for a prediction before a run and return it. values: (low, high, step) of a slider, or choices. A bet can be
+    placed once, and only after the reader has moved the slider or chosen. Where there are no widgets the question is
+    text."""
     from IPython.display import Markdown, display
 
     placed = bets.setdefault(question, Bet(question, unit))
@@ -169,23 +170,25 @@ def bet(question: str, values: tuple | list[str], unit: str = "") -> Bet:
         display(Markdown(f"> **Place your bet.** {question}{range_of(values, unit)}"))
         return placed
     if isinstance(values, tuple):
-        widget = control(ipywidgets, unit or "bet", (values[0] if placed.value is None else placed.value, *values[1:]))
+        low, high, step = values
+        middle = low + step * round((high - low) / step / 2)  # any other start would hint at the answer
+        widget = control(ipywidgets, unit or "bet", (middle if placed.value is None else placed.value, *values))
     else:
         widget = ipywidgets.RadioButtons(options=values, value=placed.value)
-    button = ipywidgets.Button(description="place")
+    button = ipywidgets.Button(description="place", disabled=True)
+    widget.observe(lambda _: setattr(button, "disabled", False), names="value")
 
     def place(_=None) -> None:
-        if widget.value is not None:  # a choice is made
-            placed.place(widget.value)
-            widget.disabled = button.disabled = True
+        placed.place(widget.value)
+        widget.disabled = button.disabled = True
 
     button.on_click(place)
-    widget.disabled = button.disabled = placed.value is not None
+    widget.disabled = placed.value is not None
     display(ipywidgets.VBox([ipywidgets.HTML(f"<b>Place your bet.</b> {as_html(question)}"), widget, button]))
     return placed
 
 
 def range_of(values: tuple | list[str], unit: str) -> str:
     if isinstance(values, tuple):
-        return f"<br>(from {values[1]:,} to {values[2]:,} {unit}".rstrip() + ")"
+        return f"<br>(from {values[0]:,} to {values[1]:,} {unit}".rstrip() + ")"
     return "".join(f"\n> - {choice}" for choice in values)

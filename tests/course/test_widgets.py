@@ -80,7 +80,7 @@ def test_moving_a_control_redraws_with_its_value_and_those_of_the_others(name, v
 
 # Every class and argument of ipywidgets that the explorers use, as ipywidgets 7.7 (Colab's) declares them.
 IN_7_7 = {
-    "Button": {"description"},
+    "Button": {"description", "disabled"},
     "Checkbox": {"value", "indent", "description", "style", "layout"},
     "Dropdown": {"options", "value", "description", "style", "layout"},
     "HTML": {"value"},
@@ -109,7 +109,7 @@ def test_nothing_is_used_that_ipywidgets_7_lacks(bets, shown, monkeypatch):
     kinds = {"height": ipywidgets.FloatSlider, "sign": ipywidgets.Dropdown, "grid": ipywidgets.Checkbox}
     assert {name: type(widget) for name, widget in controls.items()} == kinds
     assert not controls["height"].continuous_update  # one picture a move, not one a pixel
-    for values, kind in (((25, 0, 50, 5), ipywidgets.IntSlider), (["yes", "no"], ipywidgets.RadioButtons)):
+    for values, kind in (((0, 50, 5), ipywidgets.IntSlider), (["yes", "no"], ipywidgets.RadioButtons)):
         placed = widgets.bet(f"how {values}?", values)
         assert isinstance(shown[-1].children[1], kind)
         placed.result(3)
@@ -133,29 +133,42 @@ def said(shown) -> str:
 
 
 def test_a_bet_counts_once_its_button_is_pressed_and_then_stands(bets, shown):
-    placed, slider, press = ask(shown, (25, 0, 50, 5), "points")
+    placed, slider, press = ask(shown, (0, 50, 5), "points")
     slider.value = 40
     assert placed.value is None  # moving a control places nothing
     press()
     assert placed.value == 40 and slider.disabled
-    again, slider, _ = ask(shown, (25, 0, 50, 5), "points")  # the cell is run again
+    again, slider, _ = ask(shown, (0, 50, 5), "points")  # the cell is run again
     assert again is placed and slider.value == 40 and slider.disabled
     placed, menu, press = ask(shown, ["a", "b"])
-    press()
-    assert placed.value is None and menu.value is None  # nothing is chosen yet
     menu.value = "b"
     press()
     assert placed.value == "b" and ask(shown, ["a", "b"])[1].value == "b"
 
 
+@pytest.mark.parametrize(
+    ("values", "start", "move"),
+    [((0, 50, 5), 25, 40), ((1, 30, 1), 15, 16), ((0.2, 2, 0.05), 1.1, 1.15), (["a", "b"], None, "a")],
+)
+def test_nothing_hints_at_an_answer_or_can_be_placed_before_the_reader_moves(values, start, move, bets, shown):
+    placed, control, _ = ask(shown, values)
+    button = shown[-1].children[2]
+    assert control.value == (start if start is None else pytest.approx(start)) and button.disabled  # the middle
+    control.value = move
+    assert not button.disabled and not control.disabled and placed.value is None
+    again, *_ = ask(shown, values)  # run again, nothing placed
+    assert again is placed and shown[-1].children[2].disabled
+
+
 @pytest.mark.parametrize("way", ["the bet is placed later", "the reader doesn't want to bet"])
 def test_a_result_is_hidden_until_the_bet_is_placed_or_the_reader_goes_on(way, bets, shown):
-    placed, _, press = ask(shown, (25, 0, 50, 5), "points")
+    placed, slider, press = ask(shown, (0, 50, 5), "points")
+    slider.value = 40
     placed.result(8.26)
     assert "You haven't bet yet" in said(shown) and "8.26" not in said(shown)
     press() if way == "the bet is placed later" else shown[-1].children[1].click()
     assert "the result: 8.26 points" in said(shown)
-    assert ("your bet: 25 points" in said(shown)) == (way == "the bet is placed later")
+    assert ("your bet: 40 points" in said(shown)) == (way == "the bet is placed later")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +184,7 @@ def test_a_result_is_hidden_until_the_bet_is_placed_or_the_reader_goes_on(way, b
     ],
 )
 def test_a_bet_is_scored_against_the_result_or_the_range_of_the_runs(bet_on, found, score, bets, shown):
-    placed = widgets.bet("What?", ["nothing", "it falls"] if isinstance(bet_on, str) else (25, 0, 50, 1), "points")
+    placed = widgets.bet("What?", ["nothing", "it falls"] if isinstance(bet_on, str) else (0, 50, 1), "points")
     placed.place(bet_on)
     placed.result(found)
     assert score in said(shown)
@@ -180,7 +193,7 @@ def test_a_bet_is_scored_against_the_result_or_the_range_of_the_runs(bet_on, fou
 
 
 def test_where_nobody_can_bet_the_question_has_no_answer_and_the_result_is_closed(static, bets, shown):
-    placed = widgets.bet("How many with `a < b`?", (25, 0, 50, 5), unit="points")
+    placed = widgets.bet("How many with `a < b`?", (0, 50, 5), unit="points")
     assert said(shown) == "> **Place your bet.** How many with `a < b`?<br>(from 0 to 50 points)"
     placed.result([8, 9])
     summary, result = said(shown).split("</summary>")
@@ -191,7 +204,7 @@ def test_where_nobody_can_bet_the_question_has_no_answer_and_the_result_is_close
 
 
 def test_a_figure_has_the_bets_line_only_once_it_is_placed(bets, shown):
-    placed = widgets.bet("How many?", (25, 0, 50, 5), "points")
+    placed = widgets.bet("How many?", (0, 50, 5), "points")
     before, after = Figure().subplots(), Figure().subplots()
     placed.line(before)
     placed.place(30)
