@@ -69,7 +69,9 @@ q1.case("functions that are much curved, values far from zero")(lambda f: [
     check_tables(f, (1.0, 2.0, 4.0), curved=(6.0, 6.0, 6.0)),
     check_tables(f, (1.0, 3.0, 9.0), (60.0, 60.0, 60.0), (0.7, 0.7, 0.7)),
 ])  # fmt: skip
-q1.case("thousands of numbers")(lambda f: check_tables(f, curved=(6.0, 2.0, 0.7), count=2000))
+q1.case("thousands of numbers")(  # values of 20,000 are rounded so much that a mean always takes theirs for wrong
+    lambda f: check_tables(f, offset=(0.0, 1000.0, 20_000.0), count=2000)
+)
 q1.case("one much curved, one far from zero: each needs a step of its own")(
     lambda f: check_tables(f, offset=(0.0, 1000.0, 0.0), curved=(600.0, 0.7, 1.0))
 )
