@@ -89,73 +89,81 @@ if check.q1.passed:
 # them, so it is a matter of taste here; the package takes ASCII digits alone.
 
 # %% [markdown]
-# ## q2 · pass@k for a table of samples
+# ## q2 · Best of k
 #
-# ●●○○○ · 10 minutes
+# ●●●○○ · 20 minutes
 #
-# `right` says for each of `n` samples of each problem whether it was right: bool `[problems, n]`. Return pass@k, the
-# mean over problems of
+# pass@k counts a problem as solved if *any* of `k` samples is right. But you can only hand in one. Suppose a *score*
+# picks it: of `k` samples, the one with the highest score is handed in. How often is it right?
 #
-# $$1 - \binom{n-c}{k} \Big/ \binom{n}{k} ,$$
-#
-# where $c$ is the number of right samples of the problem. Return a float.
+# You have `n` samples of each problem: `right`, bool `[problems, n]`, and `score`, float `[problems, n]`, all different
+# within a problem. Return the share of right answers when `k` of the `n` samples are drawn (none twice), averaged
+# **exactly** over all possible draws, then over the problems. Return a float. `n` goes up to 4,000, so you can't list
+# the draws.
 #
 # <details><summary>Hint 1: a question</summary>
-# One problem is always solved, another never. What is their mean pass@8, and what would the formula give for their mean
-# number of right samples?
+# Take one sample. In which draws is it the one handed in? Which of the other samples may be in such a draw?
 # </details>
 # <details><summary>Hint 2: the idea</summary>
 #
-# The formula is not linear in $c$, so it has to be applied to each problem separately. Binomial coefficients of Python
-# integers are exact however large they are; as floats they overflow.
+# If $r$ samples of the problem score lower, the other $k-1$ in the draw are from those $r$. Count these draws and
+# divide by the number of all draws. Binomial coefficients of Python integers are exact however large they are; as
+# floats they overflow.
 # </details>
 # <details><summary>Hint 3: the shape of the answer</summary>
 #
-# Three steps: a count for each problem, the formula for each count, the mean of the results. One function of the module
-# `math` does all the counting of ways, and is 0 where there are none.
+# A list of `n` weights, the same for all problems: how often the sample of rank 0, 1, 2, … is handed in. Then sort
+# `right` by score, and add up the weights of what's right.
 # </details>
 
 
 # %% tags=["exercise"]
-def pass_at_k(right: torch.Tensor, k: int) -> float:
-    """Mean over problems of the unbiased pass@k. right: bool [problems, n], k from 1 to n."""
+def best_of_k(right: torch.Tensor, score: torch.Tensor, k: int) -> float:
+    """How often the best scored of k samples is right. right: bool [problems, n]; score: [problems, n]; k: 1 to n."""
     # BEGIN SOLUTION
     n = right.shape[1]
-    counts = right.sum(1).tolist()
-    of_problems = [1 - math.comb(n - c, k) / math.comb(n, k) for c in counts]
-    return sum(of_problems) / len(of_problems)
+    weights = torch.tensor([math.comb(rank, k - 1) / math.comb(n, k) for rank in range(n)], dtype=torch.float64)
+    by_rank = right.gather(1, score.argsort(1))
+    return (by_rank * weights).sum(1).mean().item()
     # END SOLUTION
 
 
 # %%
-check.q2(pass_at_k)
+check.q2(best_of_k)
 
 # %% [markdown]
-# Two sets of problems with the **same** pass@1. In one set, every problem is solved half of the time. In the other,
-# half of the problems are always solved and half never. **Look for** how much more samples help in each.
+# Three scores for the same samples: one is never wrong, one is noisy, and one is as noisy but gives its highest scores
+# to one wrong answer in twenty. **Look for** which of the three curves is pass@k, and what more samples do to the
+# third.
 
 # %%
 if check.q2.passed:
-    mixed = torch.rand(200, 16) < 0.5
-    split = (torch.arange(200) % 2 == 0)[:, None].expand(200, 16)
-    ks = range(1, 17)
+    right = torch.rand(300, 64) < torch.rand(300, 1) ** 2  # a hard problem or an easy one
+    noisy = right + 0.7 * torch.randn(300, 64)
+    fooled = torch.where(~right & (torch.rand(300, 64) < 0.05), noisy + 5, noisy)
+    ks = [1, 2, 4, 8, 16, 32, 64]
     fig, ax = plt.subplots(figsize=(6, 3.2))
-    ax.plot(ks, [pass_at_k(mixed, k) for k in ks], color="#0072B2", marker="o", label="every problem half the time")
-    ax.plot(ks, [pass_at_k(split, k) for k in ks], color="#D55E00", marker="s", label="half of the problems always")
-    ax.set(xlabel="k", ylabel="pass@k", ylim=(0, 1.05), title="The same pass@1")
-    ax.legend(frameon=False, loc="lower right")
+    for label, color, marker, score in (
+        ("never wrong", "#0072B2", "o", right + 0.1 * torch.rand(300, 64)),
+        ("noisy", "#009E73", "^", noisy),
+        ("noisy, and can be fooled", "#D55E00", "s", fooled),
+    ):
+        ax.plot(ks, [best_of_k(right, score, k) for k in ks], color=color, marker=marker, label=label)
+    ax.set(xlabel="k", xscale="log", ylabel="right", ylim=(0, 1.05), title="The best scored of k samples")
+    ax.set_xticks(ks, ks)
+    ax.legend(frameon=False)
     plt.show()
 
 # %% [markdown] tags=["solution"]
-# **Why not pool the samples.** One count over all problems would treat the two sets alike, and they are not: what is
-# never solved can't be learned from. The lesson's model stayed below the pooled figure at pass@16 for this reason.
-# **Why not look at the first k samples.** That's right on average too, but it throws $n-k$ samples away; the formula is
-# the average over all ways to choose $k$ of the $n$, which the next cell counts out.
+# **pass@k is the special case** of a score that's never wrong. No score gets above it: a sample that isn't drawn can't
+# be handed in. **More samples can hurt.** With many samples, a rare wrong answer with a very high score is in almost
+# every draw. Training on such a score has the same problem: RL finds what scores high, right or not. **Why not look at
+# the first k samples?** That's right on average too, but it throws $n-k$ samples away. The next cell counts the draws.
 
 # %% tags=["solution"]
-flags = torch.tensor([[True, False, False, True, False]])
-ways = [flags[0, list(chosen)].any().item() for chosen in itertools.combinations(range(5), 2)]
-print(f"{sum(ways)} of {len(ways)} ways = {sum(ways) / len(ways)}; pass_at_k: {pass_at_k(flags, 2)}")
+flags, score = torch.tensor([[True, False, False, True, False]]), torch.tensor([[0.1, 0.5, 0.2, 0.9, 0.3]])
+ways = [flags[0, max(chosen, key=lambda i: score[0, i])].item() for chosen in itertools.combinations(range(5), 2)]
+print(f"{sum(ways)} of {len(ways)} draws = {sum(ways) / len(ways)}; best_of_k: {best_of_k(flags, score, 2):.3g}")
 
 # %% [markdown]
 # ## q3 · Who gets the credit?

@@ -1,4 +1,4 @@
-"""Checks of the exercises of lesson 00: the strict reading of a number, pass@k, and the credit of factors."""
+"""Checks of the exercises of lesson 00: the strict reading of a number, the best of k samples, credit."""
 
 import itertools
 import math
@@ -47,42 +47,55 @@ def _(f, texts):
         assert right, f"{text!r} gives {found:g}, expected {expected:g}"
 
 
-q2 = Question("q2", "pass_at_k", hint="Count the right samples of each problem, then the formula, then the mean.")
+q2 = Question("q2", "best_of_k", hint="When is a sample handed in? Count the draws in which it is.")
 
 
 @q2.expects(also={
-    "That is 1 - (1 - c/n)^k, the biased shortcut.": lambda right, k: (1 - (1 - right.double().mean(1)) ** k).mean(),
-    "You looked at the first k samples alone.": lambda right, k: right[:, :k].any(1).double().mean(),
-    "That is pass@1: k makes no difference.": lambda right, k: right.double().mean(),
-    "That is the chance that all k are wrong: take it from 1.": lambda right, k: all_wrong(right, k).mean(),
-    "You added up the problems: take their mean.": lambda right, k: (1 - all_wrong(right, k)).sum(),
+    "That is pass@k: it would need a score that's never wrong.": lambda right, _, k: counted(right, right.double(), k),
+    "You hand in the sample with the lowest score.": lambda right, score, k: counted(right, -score, k),
+    "You looked at the first k samples alone.": lambda right, score, k: handed_in(right[:, :k], score[:, :k]),
+    "That is the best of all samples: k makes no difference.": lambda right, score, k: handed_in(right, score),
+    "That is pass@1: the score makes no difference.": lambda right, score, k: right.double().mean(),
+    "Your draws may take the same sample twice.": lambda right, score, k: counted(right, score, k, twice=True),
+    "You added up the problems: take their mean.": lambda right, score, k: len(right) * counted(right, score, k),
 })  # fmt: skip
-def by_counting(right: Tensor, k: int) -> Tensor:
-    """pass@k as the share of all ways to choose k samples that hold a right one; mean over problems. A scalar."""
+def by_drawing(right: Tensor, score: Tensor, k: int) -> Tensor:
+    """The share of all ways to choose k samples whose highest score is of a right one; mean over problems. A scalar."""
     chosen = torch.tensor(list(itertools.combinations(range(right.shape[1]), k)))
-    return right[:, chosen].any(-1).double().mean()
+    return handed_in(right[:, chosen], score[:, chosen])  # of [problems, ways, k]
 
 
-def all_wrong(right: Tensor, k: int) -> Tensor:  # of each problem
+def handed_in(right: Tensor, score: Tensor) -> Tensor:
+    """How often the highest score of the last dimension is a right sample's. A scalar."""
+    return right.gather(-1, score.argmax(-1, keepdim=True)).double().mean()
+
+
+def counted(right: Tensor, score: Tensor, k: int, twice: bool = False) -> Tensor:
+    """The same from the ranks. twice: as if each draw were from all samples."""
     n = right.shape[1]
-    return torch.tensor([math.comb(n - c, k) / math.comb(n, k) for c in right.sum(1).tolist()])
+    if twice:
+        weights = [((rank + 1) / n) ** k - (rank / n) ** k for rank in range(n)]
+    else:
+        weights = [math.comb(rank, k - 1) / math.comb(n, k) for rank in range(n)]
+    return (right.gather(1, score.argsort(1)) * torch.tensor(weights, dtype=torch.float64)).sum(1).mean()
 
 
 @q2.case("random tables, compared with all ways to choose k samples; nothing right, everything right")
 def _(f):
     for problems, n, k in ((3, 6, 2), (5, 8, 3), (4, 7, 5)):
-        right = torch.rand(problems + 2, n) < 0.35
-        right[0] = torch.arange(n) == n - 1  # one right sample, the last
-        right[1] = torch.arange(n) != draw(0, n - 1)  # one wrong
-        right[2], right[3] = False, True
-        q2.check(f, right, k)
+        right, score = torch.rand(problems, n) < 0.5, torch.randn(problems, n)
+        score[0] = torch.arange(n).flip(0) - 3.0  # the first is always handed in where it's drawn
+        right[0] = torch.arange(n) == 1
+        q2.check(f, right, score, k)
+        for flag in (False, True):
+            q2.check(f, torch.full((problems, n), flag), score, k)
 
 
 @q2.case("many samples do not overflow")
 def _(f):
-    right, k = torch.zeros(2, 4000, dtype=torch.bool), draw(1000, 3000)
-    right[0, 7] = True  # of 4000, one is right: it is among k with probability k / 4000
-    compare(f(right, k), k / 8000)
+    right, score, k = torch.zeros(2, 4000, dtype=torch.bool), torch.stack([torch.randperm(4000)] * 2), draw(1000, 3000)
+    right[0] = score[0] == 3998  # second best: handed in where it's drawn and the best isn't
+    compare(f(right, score.float(), k), k / 4000 * (4000 - k) / 3999 / 2)
 
 
 q3 = Question("q3", "credit", hint="One order first: change one factor after another. How does the product change?")

@@ -84,7 +84,7 @@ def test_a_check_shows_its_card_remembers_that_it_passed_and_raises_only_where_i
         assert f"data-passed='{str(passed).lower()}'" in question(function)._repr_html_()
     monkeypatch.setenv("RLCOURSE_STRICT", "1")
     assert question(right).passed
-    with pytest.raises(CheckFailed, match="NOT YET  q2 pass_at_k"):
+    with pytest.raises(CheckFailed, match="NOT YET  q2 best_of_k"):
         question(lambda *_: 0.0)
 
 
