@@ -353,9 +353,9 @@ for answer in sixteen:
 # - it's clean and shows its working, and the **arithmetic** is wrong: a number is off. (A wrong plan counts here, too.)
 
 # %%
-from rlcourse.course.lessons.gain import count
-from rlcourse.course.lessons.gain import kind as kind_of_sample
-from rlcourse.course.lessons.gain import levels as factors_by_level
+from rlcourse.course.lessons.gain import count  # how many samples of each level are of each kind
+from rlcourse.course.lessons.gain import kind as kind_of_sample  # "garbage", "guess", "worked"; "words": no end to read
+from rlcourse.course.lessons.gain import levels as factors_by_level  # from the counts, the three shares of each level
 
 for answer in sixteen[:8]:
     print(f"{kind_of_sample(answer):8}", "✓" if answer.strict else "✗", answer.text.replace("\n", " ⏎ "))
@@ -610,6 +610,9 @@ without = bet(
 # %% tags=["hide-input"]
 # @title Figure: where the gain comes from
 from rlcourse.course.lessons.curve_records import load_curve
+
+# From counts of samples: `factors`, the three shares; `exchanged`, what is right if only some factors change; `split`,
+# what each contributes, the mean over the six orders; `summary`, all of it as means over the seeds.
 from rlcourse.course.lessons.gain import FACTORS, exchanged, factors, split, summary
 from rlcourse.measure.records import provenance
 
@@ -809,8 +812,8 @@ tested = [100 * record["results"][0]["summary"][f"accuracy_{when}"] for when in 
 #
 # ## Exercises
 #
-# [exercises/00_start_here.ipynb](../exercises/00_start_here.ipynb): read a final number strictly, compute pass@k for a
-# whole table of samples, and share the credit among factors that multiply. Then go on to [01 · The policy
+# [exercises/00_start_here.ipynb](../exercises/00_start_here.ipynb): read a final number strictly, let a score choose
+# among `k` samples, and share the credit among factors that multiply. Then go on to [01 · The policy
 # gradient](01_policy_gradient.ipynb).
 #
 # ## Further reading

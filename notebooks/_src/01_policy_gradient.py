@@ -253,7 +253,7 @@ plain, shifted = logs.values()
 # @title Figure: without a baseline
 fig, ax = plt.subplots()
 runs = {
-    "with `weigh`": (built, GREEN, "^"),
+    "with weigh": (built, GREEN, "^"),
     "without, rewards 0 and 1": (plain, BLUE, "o"),
     "without, rewards 5 and 6": (shifted, VERMILION, "s"),
 }

@@ -70,7 +70,6 @@ task = loop.task
 # %% tags=["hide-input"]
 # @title Your bet
 FATES = {  # by whether GRPO leads at first, and in the end
-    None: "neither: the ranges of their seeds overlap all the way",
     (False, False): "Dr. GRPO leads all the way",
     (True, True): "GRPO leads all the way",
     (True, False): "GRPO leads first, then Dr. GRPO",
@@ -260,7 +259,7 @@ FATED = torch.tensor([0.0] * (GROUP // 2) + [1.0] * (GROUP // 2)).repeat(PROMPTS
 
 def forced(policy, problems):
     """Two openings to each problem, half a group of answers after each."""
-    prompts = lesson04.forced_prompts(policy, problems)
+    prompts = lesson04.forced_prompts(policy, problems)  # each problem twice: followed by filler, then by working
     return make_engine(policy, "fast", torch.float32).generate(prompts, GROUP // 2, LIMIT, Sampling())
 
 
@@ -271,6 +270,7 @@ def fated(policy, problems, rollout):
 
 def length_after_filler(policy, problems=None) -> float:
     """Mean tokens of the answers that begin with filler: in this lesson it's logged in the place of accuracy."""
+    # `forced_lengths` samples four answers after each opening, and takes the mean of their lengths.
     return lesson04.forced_lengths(policy, make_engine(policy, "fast", torch.float32), probes, LIMIT)["filler"]
 
 

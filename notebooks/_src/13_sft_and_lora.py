@@ -223,8 +223,8 @@ of_the_loss = share * of_prompts / (share * of_prompts + (1 - share) * none)
 # prompt token {{ of_prompts:.1f }}, more than a uniform guess would ({{ uniform:.1f }}): this model has never learned
 # to write a question. {{ assert of_prompts > max(3 * none, uniform) }} So {{ 100 * of_the_loss:.0f }}% of the loss is
 # prompts. {{ assert of_the_loss > 0.9 }} Clipping and Adam make a step about equally long whatever it learns, so
-# progress on questions probably comes at the answers' expense. A base pretrained on text knows how questions read and
-# should suffer less.<br><small>With long prompts, short answers and few examples, prompts in the loss can even serve as
+# little of it is left for the answers. A base pretrained on text knows how questions read: its prompts weigh less in
+# the loss.<br><small>With long prompts, short answers and few examples, prompts in the loss can even serve as
 # a regulariser (Shi et al. 2024).</small>
 #
 # Blue hardly falls after step 4, where the 64 demonstrations start over. Remember that. {{ assert DEMONSTRATIONS == 64
@@ -699,8 +699,8 @@ plt.show()
 #    positions run on. What goes wrong?
 #
 # <details><summary>Answer</summary>
-# The second example gets other position vectors than alone, perhaps ones that were never trained. With rotary positions
-# only differences count.
+# The second example gets other position vectors than alone. If the row is longer than any the model was trained on, the
+# last of them were never trained at all. With rotary positions only differences count.
 # </details>
 #
 # 5. Why is one of `A` and `B` random and the other zero, rather than both random or both zero?

@@ -432,8 +432,7 @@ print(provenance(scale))
 # each["allreduce_s"] / ring < 2 and 1e3 * each["allreduce_s"] < more(each, "step_s") / 2 and 1e3 *
 # each_of_4["allreduce_s"] < more(each_of_4, "step_s") / 2 }} Rollout and the rest of the update get longer, too, {{
 # assert more(each_of_4, "update_s") > more(each, "update_s") > 1e3 * each["allreduce_s"] and more(each_of_4,
-# "rollout_s") > more(each, "rollout_s") > 0 }} probably because processes never take equally long, and the faster ones
-# wait for the slowest.
+# "rollout_s") > more(each, "rollout_s") > 0 }} though each GPU has as much work as before.
 #
 # **Explore** the efficiency for your model's gradient, your link and your step (the vertical line).
 
