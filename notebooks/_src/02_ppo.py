@@ -57,7 +57,7 @@ usual = next(row for row in load_record("step")["results"] if (row["variant"], r
 # samples. So we count rollouts, not seconds.)
 #
 # Your `train` has an argument `updates` for this. And `loss` gets a second set of log-probs, `old`: those under the
-# policy that sampled, before the first step. Lesson 01's loss ignores them.
+# policy that sampled, before the first step. Lesson 01's loss ignores them. (Its third, `ref`, is for lesson 03.)
 
 
 # %%

@@ -20,8 +20,8 @@
 # - what fusing buys;
 # - to run a kernel without this course: alignment, streams, Triton.
 #
-# You need [lesson 06](06_where_time_goes.ipynb): floors. You don't need a GPU: an **interpreter** runs the compiled
-# code on the CPU, on small tensors, counting every byte. If you have a GPU, each run is repeated there.
+# You need [lesson 06](06_where_time_goes.ipynb), for floors, but no GPU: an **interpreter** runs the compiled code on
+# the CPU, on small tensors, counting every byte. If you have a GPU, each run is repeated there.
 #
 # The compiler is a package for Linux: `pip install "rlcourse[kernels]"`; in Colab `%pip install
 # "nvidia-cutlass-dsl>=4.8.1,<4.9" "apache-tvm-ffi>=0.1.15,<0.2"`.
@@ -117,8 +117,8 @@ print(f"c = a + b, in the interpreter; read {dict(report.read)} bytes, wrote {di
 # %% [markdown]
 # ### The course's form of it
 #
-# From here on a kernel is a small class with the same two functions and a description of its arguments, so that it can
-# be compiled without tensors. An `Argument` has a name, a dtype and a shape, in which `"n"` is a size that's known only
+# From here on a kernel is a small class with the same two functions and a description of its arguments, to compile it
+# without tensors. An `Argument` has a name, a dtype and a shape, in which `"n"` is a size that's known only
 # at launch. `output=True` says that the kernel only writes it. The compiler decides a `const_expr`, once, so the code
 # contains one branch or the other; each thread decides a plain `if`.
 
@@ -304,7 +304,7 @@ print("without it:       ", caught(Add(guard=False), a, b, c))
 print("and with n = 128: ", caught(Add(guard=False), *torch.randn(3, 128).unbind()))
 
 # %% [markdown]
-# In the last line the kernel is as wrong as before, but no thread is left over. **Test with lengths that don't fit.**
+# In the last line the kernel is just as wrong, but no thread is left over. **Test with lengths that don't fit.**
 #
 # "Nothing found" isn't "correct": the interpreter sees this run alone.
 #
@@ -324,13 +324,12 @@ print("\n".join(line for line in body if line.strip() and ".loc" not in line))
 #
 # ## 4 · Layouts
 #
-# So much for wrong. A kernel can also be right and slow, and nothing warns you, either. It depends on where in memory
-# things are.
+# A kernel can also be right and slow, and nothing warns you. It depends on where in memory things are.
 #
 # A tensor is a function from coordinates to an *offset*. CuTe calls it a *layout* and writes it `shape:stride`. The
 # offset of $(i, j)$ in `(4,8):(8,1)` is $8i + 1j$. Each entry of the shape, with its stride, is a *mode*.
 #
-# Two more rules. A single number is a coordinate, too. It's cut up with the **first mode fastest**: in a shape of
+# Two more rules. A single number is a coordinate, too, cut up with the **first mode fastest**: in a shape of
 # `(4,8)`, number 5 is (1, 1). And a mode may be a layout of its own: `(2,2):(4,16)` puts rows 0 to 3 at 0, 4, 16 and
 # 20. The fourth layout below uses two.
 
@@ -403,8 +402,8 @@ plt.show()
 # %% [markdown]
 # Row-major, the four numbers of a column cost four sectors; column-major, one.
 #
-# *Dividing* a layout cuts out tiles and leaves memory as it is: `(4,8):(8,1)` in tiles of 2 × 4 is `{{
-# asked["divided"] }}`, the place within a tile, then which tile.
+# *Dividing* a layout cuts it into tiles and leaves memory as it is: `(4,8):(8,1)` in tiles of 2 × 4 is `{{
+# asked["divided"] }}`. Its first mode is the place within a tile, its second says which tile.
 #
 # ### Threads and values
 #
@@ -429,7 +428,7 @@ for ax, (name, (shape, stride)) in zip(axes, SHARES.items(), strict=True):
 plt.show()
 
 # %% [markdown]
-# The threads of a warp load **together**, and what they load together should be one piece of memory.
+# The threads of a warp load **together**, so what they load should be one piece of memory.
 #
 # ## 5 · What a load moves
 #
@@ -654,10 +653,11 @@ print({name: k for name, k in report.instructions.items() if name.startswith("sh
 
 # %% [markdown]
 # Five shuffles per row, and no shared memory. They're inside `if row < x.shape[0]`, which is safe only because a row
-# has a whole warp, so all 32 lanes agree. Give a row to 16 lanes, and with an odd number of rows half of the last warp
-# has none. Even a shuffle among 16 lanes names all 32 in its *mask*, those that must arrive. Below, lanes without a row
-# wait at a *barrier* (`sync_threads`), which no thread passes before all of the block have reached it. The others wait
-# for them at the shuffle. (Line 56 is a line of the PTX.)
+# has a whole warp, so all 32 lanes agree. Give it to 16 lanes, and with an odd number of rows half of the last warp has
+# none. Those lanes skip the shuffle and wait at the *barrier* below (`sync_threads`), which no thread passes
+# before all of the block have reached it. The other half waits at the shuffle, since even among 16 lanes its
+# *mask*, the lanes that must arrive, names all 32. Each half waits for the other: a *deadlock*. (Line 56 is the
+# PTX's.)
 
 
 # %%
@@ -846,14 +846,14 @@ least = [round(ours / result.nbytes) for ours, result in ((norm_bytes, x), (swig
 assert (units, least) == ([21, 5], [4, 3])
 
 # %% [markdown]
-# {{ units[0] - least[0] }} of the eager norm's {{ units[0] }} are intermediates, and {{ units[1] - least[1] }} of
-# SwiGLU's {{ units[1] }}. *Fusing* removes them.
+# Of the {{ units[0] }} bytes that eager moves per byte of the norm's result, {{ units[0] - least[0] }} are intermediate
+# results; of SwiGLU's {{ units[1] }}, {{ units[1] - least[1] }}. *Fusing* the chain into one kernel keeps them in
+# registers.
 #
 # ## 8 · On a GPU, against `torch.compile`
 #
-# On an H200 we timed eager PyTorch, the same function under `torch.compile`,
-# and our kernels. Each call has tensors of its own and all are in one CUDA graph, so neither the host nor the cache
-# helps.
+# On an H200 we timed eager PyTorch, the same function under `torch.compile`, and our kernels. All calls are in one CUDA
+# graph, so launches cost no host time, and each has its own tensors, so the cache doesn't help.
 
 # %% tags=["hide-input"]
 # @title Your bet
@@ -894,13 +894,13 @@ plt.show()
 # little left to win. {{ assert max(us[f"{n}-{way}"] / floor[n] for n in floor for way in ("compiled", "cute")) < 1.07
 # }}
 #
-# Eager is slower than its bytes explain: its SwiGLU takes {{ us["swiglu-eager"] / us["swiglu-cute"]:.1f }} times as
+# Eager is slower than its bytes explain: SwiGLU takes {{ us["swiglu-eager"] / us["swiglu-cute"]:.1f }} times as
 # long for {{ units[1] / least[1]:.1f }} times the bytes. {{ assert us["swiglu-eager"] / us["swiglu-cute"] > 1.5 *
 # units[1] / least[1] and us["add_rms_norm-eager"] / us["add_rms_norm-cute"] > 1.1 * units[0] / least[0] }}
 #
 # SwiGLU even **beats** the copy, by {{ 100 * (floor["swiglu"] / us["swiglu-cute"] - 1):.0f }}%. {{ assert 1.02 <
-# floor["swiglu"] / us["swiglu-cute"] < 1.1 }} So a copy is a yardstick, not a limit: half of its traffic is writes, of
-# SwiGLU's only a third. {{ assert timed["swiglu-cute"]["gb_per_s"] < 4800 }}
+# floor["swiglu"] / us["swiglu-cute"] < 1.1 and timed["swiglu-cute"]["gb_per_s"] < 4800 }}
+# A copy is no hard limit.
 #
 # So why write kernels at all?
 #
@@ -977,7 +977,7 @@ except RuntimeError as error:
     print("a view that begins 4 bytes later:", error)
 
 # %% [markdown]
-# Twelve against three, and nobody told you. `autovec_copy` may use 16 bytes only if the address is a multiple of 16,
+# Twelve against three. `autovec_copy` may use 16 bytes only if the address is a multiple of 16,
 # and all `from_dlpack` knows is that a float32 is aligned to 4. **The kernel is right either way, so no test fails.**
 # It just asks for every sector four times. In your project, promise it yourself, and grep the PTX for `v4`.
 #

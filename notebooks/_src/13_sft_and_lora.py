@@ -329,7 +329,7 @@ print(f"one in each row: {padded:,} places; packed in {len(rows)} rows: {packed.
 # ## 4 · How much is enough?
 #
 # Now the warm start. We recorded 0, 1, 3, 10 and 80 steps of SFT, three seeds each, then {{ RL["steps"] }} steps of RL.
-# A step of SFT takes {{ SFT["sft_rows"] }} of the {{ DEMONSTRATIONS }} demonstrations, drawn anew.
+# Each step of SFT draws {{ SFT["sft_rows"] }} of the {{ DEMONSTRATIONS }} demonstrations at random.
 
 # %% tags=["hide-input"]
 # @title Your bet

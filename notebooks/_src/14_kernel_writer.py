@@ -95,7 +95,8 @@ print(write(eager(swish)))
 print(judge_program(write(eager(swish)), swish))
 
 # %% [markdown]
-# The first printed line is eager as a **program**: the computation's lines, and how they run:
+# The second printed line is the judge's finding. The first is eager as a **program**: the computation's lines, each
+# followed by words that say how it runs:
 #
 # | word | meaning |
 # | --- | --- |
@@ -587,9 +588,9 @@ slow_first, slow_last = ([row["curves"]["hacked"][place] for row in careful["res
 # %% [markdown]
 # Up to the vertical line the hole is open, then it's closed, and we count the cheats that are left on held-out problems
 # (green): at once, and at the end. **Look for** the distance between the two judges, and for the slope of the green
-# lines.<br><small>`side` starts from section 2's model. From there `stale` takes long: after {{
-# careful["setup"]["steps"] }} steps {{ spread(slow_last) }}% of the samples cheat. {{ assert min(slow_last) > 5 *
-# max(slow_first) and not any(left_out(careful)) }} So `stale` starts sloppier, from {{
+# lines.<br><small>`side` starts from the model that section 2 started from. From there `stale` takes long: after {{
+# careful["setup"]["steps"] }} steps {{ spread(slow_last) }}% of the samples cheat. {{ assert min(slow_last) >
+# 5 * max(slow_first) and not any(left_out(careful)) }} So for `stale` we start from a sloppier one, {{
 # opened["stale"]["setup"]["model"] }}.</small>
 
 
