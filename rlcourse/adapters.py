@@ -4,7 +4,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
@@ -23,6 +23,10 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> nn.Module:
     file = folder / "adapter_model.safetensors"
     if not file.is_file():
         raise FileNotFoundError(f"There is no file {file}: {COPY_ADAPTER}.")
+    options = read_json(folder / "adapter_config.json", COPY_ADAPTER)
+    # peft drops what it doesn't know, with a warning at most, and computes something else.
+    if new := [name for name in options.keys() - LoraConfig().to_dict().keys() if options[name]]:
+        raise ValueError(f"The adapter in {folder} has {new[0]}, which this peft doesn't know: upgrade peft.")
     try:
         weights = load_file(file)
     except Exception:  # safetensors has an error of its own

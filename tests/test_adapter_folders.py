@@ -34,6 +34,7 @@ SPOILT = {
     "cut short": (lambda f: (f / "adapter_model.safetensors").write_bytes(b"12345678"), "cannot be read or is cut"),
     "one weight less": (lambda f: poison(f, lambda w: w.pop(min(w))), "does not fit its base"),
     "not finite": (lambda f: poison(f, lambda w: w[min(w)].view(-1)[:1].fill_(torch.nan)), "are not finite"),
+    "of tomorrow": (lambda f: rewrite(f, use_new_thing=0.5), "has use_new_thing, which this peft doesn't know"),
     "another kind": (lambda f: rewrite(f, peft_type="IA3"), "does not fit its base"),
     "ranks by layer": (lambda f: rewrite(f, rank_pattern={"q_proj": 1}), "does not fit its base"),
     "a list": (lambda f: (f / "adapter_config.json").write_text("[]"), "adapter_config.json"),
