@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rlcourse.batch import MAX_SLOTS, PREFILL_TOKENS
 from rlcourse.config import TrainConfig
 from rlcourse.evaluation import BATCH_ROWS
 from rlcourse.exact.weights import FAMILIES, may_be_exact
 from rlcourse.measure import machine
 from rlcourse.measure.machine import format_bytes
 from rlcourse.measure.shapes import ModelShape, adapter_parameters, parameters
-from rlcourse.rollout import MAX_SLOTS, PREFILL_TOKENS
 from rlcourse.settings import model_and_address
 
 LIBRARIES = 600_000_000  # bytes of Python, torch, transformers and datasets, or of a CUDA context

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from tqdm import tqdm
 
-from rlcourse.batch import Rollout
+from rlcourse.batch import Prompts, Rollout
 from rlcourse.config import ENGINES
 from rlcourse.exact.weights import fused_weights, has_kernels, unknown_part
 from rlcourse.policy import Policy
@@ -15,11 +15,6 @@ from rlcourse.sampling import Sampling
 from rlcourse.settings import model_and_address
 
 __all__ = ["Rollout", "RolloutEngine", "make_engine"]
-
-Prompts = list[list[int]]  # token ids
-MAX_SLOTS = 256  # completions decoded at once on a GPU, where each has blocks for its full length; more wait their turn
-PREFILL_TOKENS = 16384  # prompts are prefilled so many tokens at a time; decoding waits for them
-STEPS_BETWEEN_LOOKS = 16  # decode steps between two looks of the host at a GPU, who has ended; each stops the host
 
 
 class RolloutEngine(Protocol):

@@ -10,11 +10,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rlcourse.batch import Rollout, make_rollout
+from rlcourse.batch import MAX_SLOTS, PREFILL_TOKENS, STEPS_BETWEEN_LOOKS, Prompts, Rollout, make_rollout
 from rlcourse.cuda_graphs import CudaGraphs
 from rlcourse.exact.weights import fused_weights, is_exact
 from rlcourse.policy import Policy, check_positions
-from rlcourse.rollout import MAX_SLOTS, PREFILL_TOKENS, STEPS_BETWEEN_LOOKS, Prompts
 from rlcourse.rollout.blocks import BLOCK_TOKENS, BlockManager, blocks_in
 from rlcourse.rollout.prefill import passes, prefill_pieces
 from rlcourse.rollout.scheduler import Piece, Plan, Scheduler

@@ -5,11 +5,10 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, GenerationConfig, LogitsProcessor, StaticCache
 
-from rlcourse.batch import Rollout, completion_lengths, make_rollout
+from rlcourse.batch import Prompts, Rollout, completion_lengths, make_rollout
 from rlcourse.dist import is_sharded
 from rlcourse.lora import base_parameters, copy_merged
 from rlcourse.policy import Policy, check_positions, low_precision_copy
-from rlcourse.rollout import Prompts
 from rlcourse.sampling import Sampling, sampling_logits
 
 

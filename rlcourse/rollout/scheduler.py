@@ -8,8 +8,8 @@ its tokens, and is prefilled again later. The oldest is never sent back, so ever
 from dataclasses import dataclass
 from itertools import islice
 
+from rlcourse.batch import PREFILL_TOKENS, Prompts
 from rlcourse.cuda_graphs import halve
-from rlcourse.rollout import PREFILL_TOKENS, Prompts
 from rlcourse.rollout.blocks import NULL_BLOCK, BlockManager
 
 

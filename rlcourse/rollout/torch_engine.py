@@ -10,11 +10,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rlcourse.batch import Rollout, completion_lengths, make_rollout, right_pad
+from rlcourse.batch import (
+    PREFILL_TOKENS,
+    STEPS_BETWEEN_LOOKS,
+    Prompts,
+    Rollout,
+    completion_lengths,
+    make_rollout,
+    right_pad,
+)
 from rlcourse.cuda_graphs import CudaGraphs, halve
 from rlcourse.device import without_cudnn_attention
 from rlcourse.policy import Policy, check_positions
-from rlcourse.rollout import PREFILL_TOKENS, STEPS_BETWEEN_LOOKS, Prompts
 from rlcourse.rollout.decoder import Attention, Decoder
 from rlcourse.sampling import Sampling, sample_tokens
 

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcourse.batch import Rollout, make_rollout, right_pad
+from rlcourse.batch import Prompts, Rollout, make_rollout, right_pad
 from rlcourse.dist import launched
 from rlcourse.lora import merged_parameters, plain_parameters
 from rlcourse.policy import Policy, check_positions
-from rlcourse.rollout import Prompts
 from rlcourse.sampling import Sampling
 
 CACHE_GB = 4.0  # of keys and values, if nothing else is said

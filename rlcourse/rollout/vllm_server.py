@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 
-from rlcourse.batch import Rollout
+from rlcourse.batch import Prompts, Rollout
 from rlcourse.dist import launched
 from rlcourse.lora import merged_parameters, plain_parameters
 from rlcourse.policy import Policy
-from rlcourse.rollout import Prompts
 from rlcourse.rollout.vllm import as_saved, check_request, check_vllm, has_other_names, rollout_of
 from rlcourse.sampling import Sampling
 
