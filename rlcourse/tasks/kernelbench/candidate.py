@@ -64,13 +64,8 @@ class Candidate(Child):
 
     def ask(self, request: list, seconds: float, limit: int = SMALL) -> tuple[Any, float]:
         """The answer to a request, and the seconds it took. Raises Refused, and ends the process, without one."""
-        message = encode(request)
-        start = time.perf_counter()
-        try:
-            send(self.connection, message, seconds)
-        except OSError:
-            self.lost("died", "it ended its process")
-        data = self.receive(seconds, limit)
+        message, start = encode(request), time.perf_counter()
+        data = self.receive(seconds, limit, message)
         took = time.perf_counter() - start
         match data:
             case {"value": value}:
@@ -79,9 +74,12 @@ class Candidate(Child):
                 raise Refused("compile" if module.startswith(COMPILE_ERRORS) else "error", f"{kind}: {message}")
         self.lost("nonsense", UNREADABLE)
 
-    def receive(self, seconds: float, limit: int) -> Any:
+    def receive(self, seconds: float, limit: int, message: bytes | None = None) -> Any:
+        """What the process says, to a message if there is one."""
         deadline = time.monotonic() + seconds
         try:
+            if message is not None:
+                send(self.connection, message, seconds)
             while not select.select([self.connection], [], [], 0.1)[0]:
                 if time.monotonic() > deadline:
                     raise TimeoutError
