@@ -8,7 +8,7 @@ from pathlib import Path
 from rlcourse.hub import load_rows
 from rlcourse.paths import data_folder
 from rlcourse.tasks.jsonl import hold_out, problem_of, read_problems, read_train_and_test
-from rlcourse.tasks.task import MathTask, Problem
+from rlcourse.tasks.task import MathTask
 
 DIR_VARIABLE = "RLCOURSE_GSM8K_DIR"
 NAMED = f"--task gsm8k@FOLDER or {DIR_VARIABLE}"
@@ -34,8 +34,10 @@ def load(data_dir: str | None = None) -> MathTask:
         remedy = f"put train.jsonl and test.jsonl in a folder and name it in {NAMED}"
         splits = load_rows("openai/gsm8k", remedy, "main")
         train, test = ([problem_of(row) for row in splits[name]] for name in ("train", "test"))
-    train, validation = hold_out([without_annotations(problem) for problem in train])
-    return MathTask("gsm8k", INSTRUCTION, train, validation, [without_annotations(problem) for problem in test])
+    train, test = (
+        [replace(p, answer=re.sub(r"<<[^<>]*>>", "", p.answer)) for p in problems] for problems in (train, test)
+    )
+    return MathTask("gsm8k", INSTRUCTION, *hold_out(train), test)
 
 
 def load_minigsm(data_dir: str | None = None) -> MathTask:
@@ -44,7 +46,3 @@ def load_minigsm(data_dir: str | None = None) -> MathTask:
     folder = data_folder() / "minigsm" if data_dir is None else Path(data_dir).expanduser()
     splits = (read_problems(folder / f"{split}.jsonl") for split in ("train", "validation", "test"))
     return MathTask("minigsm", "", *splits)
-
-
-def without_annotations(problem: Problem) -> Problem:
-    return replace(problem, answer=re.sub(r"<<[^<>]*>>", "", problem.answer))
