@@ -92,8 +92,7 @@ def kept_where_possible(order: list[Line], ends: tuple[bool, ...]) -> list[State
 
 def fits_one_launch(computation: Computation) -> bool:
     """Whether all lines, in the order they are written in, run in one launch without running out of registers."""
-    try:
-        compile_program(kept_where_possible(list(computation.lines), (False,) * len(computation.lines)), computation)
-    except CompileError:
-        return False
-    return True
+    lines = list(computation.lines)
+    with suppress(CompileError):
+        return bool(compile_program(kept_where_possible(lines, (False,) * len(lines)), computation))
+    return False

@@ -102,7 +102,7 @@ class Launch:
 
     statements: tuple[Statement, ...]
     loads: tuple[str, ...]
-    narrow: frozenset[str]  # its values with one number per row
+    narrow: frozenset[str]  # values with one number per row
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -226,8 +226,7 @@ def compile_launch(statements: tuple[Statement, ...], memory: set[str], narrow: 
             raise CompileError(f"out of registers at {line.name}")
         if last_read.get(line.name, -1) > i:
             held.add(line.name)
-    own = narrow.intersection([*loads, *(s.line.name for s in statements)])
-    return Launch(statements, tuple(loads), frozenset(own))
+    return Launch(statements, tuple(loads), frozenset(narrow))
 
 
 def update_narrow(narrow: set[str], line: Line) -> None:

@@ -16,7 +16,6 @@ from rlcourse.tasks.task import Attempt, Judgement, ListTask
 if TYPE_CHECKING:
     from rlcourse.policy import Policy
 
-SPLITS = ("train", "validation", "test")
 LONGEST = 5  # lines of the problems of training; longer ones are for the test alone, and measured apart
 SAME = 1e-6  # relative difference of counted times that is rounding
 
@@ -114,7 +113,7 @@ def load(data_dir: str | None = None) -> KernelTask:
     """The task from `data_dir`, or the problems that ship: train.txt and so on, a computation a line. Raises
     FileNotFoundError for a missing file, ValueError for a line that is not one."""
     folder = data_folder() / "kernels" if data_dir is None else Path(data_dir).expanduser()
-    files = (folder / f"{split}.txt" for split in SPLITS)
+    files = (folder / f"{split}.txt" for split in ("train", "validation", "test"))
     lines = (read_each_line(file, lambda line: read_computation(line.decode()), "computations") for file in files)
     return KernelTask("kernels", *([KernelProblem(computation) for _, computation in found] for found in lines))
 
