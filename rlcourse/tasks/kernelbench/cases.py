@@ -26,8 +26,7 @@ def make_inputs(problem: dict, seed: int, kind: str, device: torch.device) -> li
         if kind == "given":
             return inputs
         factor = 1.0 if kind == "signed" else (0.25, 4.0)[seed % 2]
-        floats = (isinstance(item, Tensor) and item.is_floating_point() for item in inputs)
-        return [signed(item) * factor if is_float else item for item, is_float in zip(inputs, floats, strict=True)]
+        return [signed(x) * factor if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs]
 
 
 def signed(x: Tensor) -> Tensor:
