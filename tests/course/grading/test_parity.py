@@ -14,19 +14,9 @@ from rlcourse.course.checks import Local
 from rlcourse.course.grading.remote import Remote
 
 
-def graded(question, function, seed=0):
-    worker = Loopback({"call": function, "gradient": partial(gradient, function), "pieces": partial(pieces, function)})
-    remote = Remote(SimpleNamespace(worker=worker, left=1e9))
-    return [(case.name, case.passed, case.message) for case in question.run(remote, seed).cases]
-
-
-def on_card(question, function, seed=0):
-    return [(case.name, case.passed, case.message) for case in question.run(Local(function), seed).cases]
-
-
-def without_line(found):
-    """The line that an error names is known to the grader alone: a test's function stands in no cell."""
-    return [(name, passed, message.split(" (line ")[0]) for name, passed, message in found]
+def found(question, caller):
+    """By case. The line that an error names is known to the grader alone: a test's function stands in no cell."""
+    return [(case.name, case.passed, case.message.split(" (line ")[0]) for case in question.run(caller, 0).cases]
 
 
 ODD = {
@@ -52,6 +42,8 @@ ODD = {
 
 @pytest.mark.parametrize("odd", ODD)
 def test_card_and_grader_take_odd_results_alike(odd):
+    calls = {"call": ODD[odd], "gradient": partial(gradient, ODD[odd]), "pieces": partial(pieces, ODD[odd])}
+    remote = Remote(SimpleNamespace(worker=Loopback(calls), left=1e9))
     for lesson, name in (("nb01", "q1"), ("nb01", "q2"), ("nb05", "q3"), ("nb08", "q8")):
         question = asked(lesson, name)
-        assert without_line(graded(question, ODD[odd])) == without_line(on_card(question, ODD[odd]))
+        assert found(question, remote) == found(question, Local(ODD[odd]))
