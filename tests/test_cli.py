@@ -208,16 +208,9 @@ def test_no_command_at_all_prints_the_help_and_no_error():
     assert done.exit_code == 2 and "Commands" in done.stdout and done.stderr == ""
 
 
-def test_help_breaks_lines_where_the_terminal_ends_and_not_where_the_source_does():
+def test_a_commands_help_breaks_lines_where_the_terminal_ends_and_its_example_works():
     for name, command in typer.main.get_command(cli.app).commands.items():
         assert "\n" not in command.help.replace("\n\n", ""), name
-
-
-def test_the_example_in_a_commands_help_is_one_that_it_takes():
-    group = typer.main.get_command(cli.app)
-    context = typer.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
         program, called, *arguments = shlex.split(command.epilog.removeprefix("Example: "))
         assert (program, called) == ("rlcourse", name)
         command.make_context(name, arguments)

@@ -263,23 +263,20 @@ def test_a_dry_run_counts_every_evaluation_of_the_run(monkeypatch):
     assert total == pytest.approx(1 + 2 * 1000 / 256 + 2 * 64 / 32 + 8)  # compilation, tests, pass@8, 8 validations
 
 
-def test_a_dry_run_shows_what_answers_earn_and_how_long_the_run_takes():
-    command = f"train {SMALL} --steps 12 --dry-run"
-    result = CliRunner().invoke(cli.app, command.split(), env={"COLUMNS": "200"})
-    assert result.exit_code == 0, result.output
-    said = "accuracy (rewarded)", "accuracy lenient", "groups with signal", "12 steps of", "minutes in all"
-    assert all(text in result.output for text in (*said, "An answer ends at '<|im_end|>'"))
-    assert not Path("runs").exists()
+OF_ALL = "reward", "groups with signal", "12 steps of", "minutes in all", "An answer ends at '<|im_end|>'"
 
 
-def test_a_dry_run_shows_every_metric_of_a_task_of_ones_own(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
+@pytest.mark.parametrize(
+    ("task", "measures"),
+    [("minigsm@few", ("accuracy (rewarded)", "accuracy lenient")), ("backwards:task", ("right", "in place"))],
+)
+def test_a_dry_run_shows_what_answers_earn_and_how_long_the_run_takes(task, measures, tmp_path):
     page = (Path(__file__).parents[1] / "docs/your-own-task.md").read_text()
     (tmp_path / "backwards.py").write_text(page.split("```python\n")[1].split("```")[0])
-    command = f"train {SMALL} --task backwards:task --steps 2 --dry-run"
+    command = f"train {SMALL} --task {task} --steps 12 --dry-run"
     result = CliRunner().invoke(cli.app, command.split(), env={"COLUMNS": "200"})
-    assert result.exit_code == 0 and not result.stderr, result.output
-    assert all(f"│ {name} " in result.output for name in ("reward", "right", "in place"))
+    assert result.exit_code == 0 and not result.stderr and not Path("runs").exists(), result.output
+    assert all(text in result.output for text in (*OF_ALL, *(f"│ {name} " for name in measures)))
 
 
 @pytest.mark.parametrize(
