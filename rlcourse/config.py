@@ -265,8 +265,7 @@ def make_config(preset: str = "laptop", **overrides: Any) -> TrainConfig:
     """A checked config: a preset, overridden by its algorithm's switches, overridden by `overrides`. Raises ValueError,
     in one sentence, for an unknown preset, algorithm, field or choice, or a value out of range."""
     settings = TrainConfig.check_settings({"preset": preset} | overrides)
-    values = PRESETS[preset] | settings
-    algorithm = values.get("algorithm", "dr_grpo")
-    config = TrainConfig(**(PRESETS[preset] | {"algorithm": algorithm} | ALGORITHMS[algorithm] | settings))
+    algorithm = (PRESETS[preset] | settings).get("algorithm", TrainConfig.algorithm)
+    config = TrainConfig(**PRESETS[preset] | ALGORITHMS[algorithm] | settings)
     config.check()
     return config
