@@ -1,22 +1,27 @@
 """Grade one exercise notebook, or a folder of them. On Linux a notebook's code runs where there is nothing to steal or
-to break (`isolation`). Elsewhere the report says what is not isolated: hostile code belongs in a container there."""
+to break (`isolation`). Elsewhere the report says what is not isolated: hostile code belongs in a container there. The
+file is read as JSON and nothing in it is trusted: its code is not even parsed here, but by the worker."""
 
 import copy
+import importlib.util
+import json
 import os
 import random
-import time
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import starmap
 from pathlib import Path
+from typing import Any
 
 from rlcourse.course.calls import OutOfTime
 from rlcourse.course.checks import Question, Result, questions
 from rlcourse.course.grading import isolation
-from rlcourse.course.grading.notebook import checks_module, read_notebook, student_cells
-from rlcourse.course.grading.student import Run
+from rlcourse.course.grading.student import Cell, Run
 from rlcourse.sandbox.process import GUARD
 from rlcourse.settings import MEMORY_GB
 
+MAX_BYTES = 50_000_000  # of a notebook
 MOST_ERRORS = 50  # that a report lists
 
 
@@ -30,7 +35,6 @@ class Report:
     results: list[Result] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    seconds: float = 0.0
 
     @property
     def score(self) -> float:
@@ -46,31 +50,64 @@ def grade(path: Path, hidden: Path | None = None, seed: int | None = None, memor
     given. memory_gb: what the notebook may take beyond the libraries. Raises ValueError or FileNotFoundError for what
     is no exercise notebook, and for hidden cases that are not there."""
     check_possible(memory_gb)
-    start = time.perf_counter()
-    notebook = read_notebook(path)
-    name, cells = checks_module(notebook, path), student_cells(notebook)
+    name, cells = read_notebook(path)
     report = Report(printable(str(path)), name, new_seed() if seed is None else seed)
     asked = load_questions(name, hidden)
     kernels = [question for question in asked if question.caller.kernels]
     way, why = isolation.way()
-    setup = {"seed": report.seed, "module": name, "memory_bytes": int(memory_gb * 1e9), "kernels": bool(kernels)}
-    setup["ungraded"] = []
     if way == GUARD:
         report.notes.append(isolation.MISSING.format(why=why))
-    if kernels and (missing := no_kernels(way)):
+    missing = no_kernels(way) if kernels else ""
+    if missing:
         names = ", ".join(f"{question.name} {question.function}" for question in kernels)
         report.notes.append(f"Not graded: {names}: {missing}.")
         asked = [question for question in asked if question not in kernels]
-        setup |= {"kernels": False, "ungraded": [question.name for question in kernels]}
-    setup["checks"] = [question.name for question in asked]
+    setup = {"seed": report.seed, "module": name, "memory_bytes": int(memory_gb * 1e9)}
+    setup |= {"kernels": bool(kernels) and not missing, "checks": [question.name for question in asked]}
+    setup |= {"ungraded": [question.name for question in kernels] if missing else []}
     run = Run(cells, asked, way, setup)
     run.run()
     report.results = [run.results[question.name] for question in asked]
     errors = [printable(error) for error in run.errors()]
     more = [f"and {len(errors) - MOST_ERRORS} more"] if len(errors) > MOST_ERRORS else []
     report.errors = [*errors[:MOST_ERRORS], *more]
-    report.seconds = time.perf_counter() - start
     return report
+
+
+def read_notebook(path: Path) -> tuple[str, list[Cell]]:
+    """A notebook's module of checks, such as "nb02", and its code cells. Raises FileNotFoundError, or ValueError for
+    what is no exercise notebook."""
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no notebook {path}.")
+    if path.stat().st_size > MAX_BYTES:
+        raise ValueError(f"{path} is over {MAX_BYTES // 1_000_000} MB: clear its outputs.")
+    try:
+        notebook = json.loads(path.read_text(encoding="utf-8-sig"))
+        sources = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"{path} is not a Jupyter notebook.") from None
+    return checks_module(notebook.get("metadata"), "\n".join(sources), path), list(starmap(Cell, enumerate(sources, 1)))
+
+
+def checks_module(metadata: Any, text: str, path: Path) -> str:
+    """The module of checks that belongs to a notebook: by its metadata, else by its import of the checks in the text of
+    its cells, else by its file name. Raises ValueError."""
+    named = metadata.get("rlcourse") if isinstance(metadata, dict) else None
+    named = named if isinstance(named, dict) else {}
+    if named.get("kind") == "notebooks":
+        raise ValueError(f"{path} is a lesson: its exercises are in exercises/{path.name}.")
+    found = [
+        re.match(r"([0-9]{2})_", str(named.get("name", ""))),
+        re.search(r"^[ \t]*from rlcourse\.course\.checks import nb([0-9]{2})\b", text, re.MULTILINE),
+        re.match(r"([0-9]{2})_", path.name),
+    ]
+    for name in (f"nb{match[1]}" for match in found if match):
+        if importlib.util.find_spec(f"rlcourse.course.checks.{name}") is not None:
+            return name
+    raise ValueError(
+        f"{path} is not an exercise notebook of the course: neither its metadata, nor an import of "
+        "rlcourse.course.checks, nor its name says which."
+    )
 
 
 def check_possible(memory_gb: float) -> None:

@@ -10,7 +10,7 @@ from rlcourse.sandbox.process import Box, find_way
 VISIBLE = (
     "__init__.py", "files.py", "openmp.py", "paths.py",
     "course/__init__.py", "course/start.py", "course/calls.py", "course/figures.py",
-    "course/grading/worker.py", "course/grading/cells.py",
+    "course/grading/worker.py",
     "course/kernels/trace.py", "course/lessons/curve_records.py",
     "kernels/__init__.py", "kernels/arguments.py", "kernels/dsl.py", "kernels/toolchain.py",
     "measure/__init__.py", "measure/machine.py", "measure/plots.py", "measure/records.py",

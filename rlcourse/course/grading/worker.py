@@ -11,6 +11,7 @@ import inspect
 import linecache
 import os
 import pickle
+import re
 import resource
 import signal
 import socket
@@ -24,13 +25,18 @@ from typing import Any
 import torch
 
 from rlcourse.course.calls import OutOfTime, gradient, pieces, time_limit, where
-from rlcourse.course.grading import cells
 from rlcourse.sandbox import namespaces
 from rlcourse.sandbox.wire import encode, receive, send
 
 CHECKS = "rlcourse.course.checks"
 TRAINING = "rlcourse.course.own"  # a reader's loop isn't trained here: its page has the answers
 NOT_HERE = TRAINING, "ptx_interpreter"  # the grader has the interpreter
+KEPT = ("%%time", "%%capture", "%%prun", "%%debug")  # cell magics whose cell runs in the notebook's own names
+LINE = re.compile(
+    r"^(?P<indent>\s*)(?P<name>[A-Za-z_][\w.,\s\[\]\"']*=(?!=)\s*)?(?P<mark>[%!?])(?P<rest>.*)$", re.DOTALL
+)
+TIMED = re.compile(r"^(time|prun)\s+(?!-)(?P<code>\S.*)$", re.DOTALL)
+HELP = re.compile(r"^(?P<indent>\s*)[^#\n]*\?{1,2}\s*(#.*)?$")
 
 
 def main(wire: int, limits: dict[str, int]) -> None:
@@ -167,7 +173,7 @@ class Notebook:
         name = f"<cell {number}>"
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         try:
-            found, skipped = cells.statements(source)
+            found, skipped = statements(source)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             return [f"{type(error).__name__}: {error}"]
         said = [f"not run: {line[:80]}" for line in skipped if not line.startswith(("%pip", "!pip", "%matplotlib"))]
@@ -191,6 +197,51 @@ class Notebook:
                 return ""
             return f"{type(error).__name__}: {sentence(error)}"
         return ""
+
+
+def statements(source: str) -> tuple[list[ast.stmt], list[str]]:
+    """A cell's statements, and the IPython lines of it that are left out. Raises SyntaxError for what is neither."""
+    source, skipped = without_cell_magic(source)
+    while True:
+        try:
+            return ast.parse(source).body, skipped
+        except SyntaxError as error:
+            lines = source.split("\n")
+            number = (error.lineno or 0) - 1
+            mended = python_of(lines, number) if 0 <= number < len(lines) else None
+            if mended is None:
+                raise
+            first, last, line = mended
+            skipped.append(lines[first].strip())
+            lines[first : last + 1] = [line] + [""] * (last - first)  # all others keep their numbers
+            source = "\n".join(lines)
+
+
+def without_cell_magic(source: str) -> tuple[str, list[str]]:
+    """A cell without its `%%` line; nothing of it where its text is no Python, or runs in names of its own."""
+    lines = source.split("\n")
+    first = next((i for i, line in enumerate(lines) if line.strip()), 0)
+    if not lines[first].startswith("%%"):
+        return source, []
+    kept = lines[first].split()[0] in KEPT
+    return ("\n" * (first + 1) + "\n".join(lines[first + 1 :]) if kept else ""), [lines[first].strip()]
+
+
+def python_of(lines: list[str], number: int) -> tuple[int, int, str] | None:
+    """(first line, last line, what stands there in Python) of the IPython command on a line; None if it has none."""
+    last = number
+    while lines[last].endswith("\\") and last + 1 < len(lines):
+        last += 1
+    text = "\n".join(lines[number : last + 1])
+    found = LINE.match(text)
+    if found is None:
+        asked = HELP.match(text)
+        return (number, last, asked["indent"] + "pass") if asked else None
+    indent, name = found["indent"], found["name"] or ""
+    timed = TIMED.match(found["rest"]) if found["mark"] == "%" else None
+    if timed:
+        return number, last, f"{indent}{name}{timed['code']}"
+    return number, last, f"{indent}{name}[]" if name else f"{indent}pass"
 
 
 def bound(statement: ast.stmt) -> set[str]:

@@ -68,7 +68,6 @@ def test_a_bad_answer_earns_nothing_and_stops_nothing(bad, tmp_path):
     cell, sentence = BAD[bad]
     result = grade(submission(tmp_path, cell, RIGHT["q2"]))
     assert scores(result) == [0, 2], report.as_text(result)
-    assert result.seconds < 20
     assert sentence in result.results[0].cases[0].message
 
 
@@ -113,10 +112,10 @@ def test_hidden_tests_count_and_do_not_tell(tmp_path):
     assert [r.possible for r in grade(path).results] == [2]  # the public questions are what they were
 
 
-def test_the_reports_say_the_same(tmp_path):
-    result = grade(submission(tmp_path, BAD["a usual mistake"][0], RIGHT["q2"]), seed=3)
-    report.write_junit([result], tmp_path / "r.xml")
-    assert "2 of 4 points, seed 3" in report.as_text(result)
+def test_what_the_command_prints_and_writes_says_the_same(tmp_path):
+    path = submission(tmp_path, BAD["a usual mistake"][0], RIGHT["q2"])
+    done = CliRunner().invoke(app, ["grade", str(path), "--seed", "3", "--junit", str(tmp_path / "r.xml")])
+    assert done.exit_code == 0 and "2 of 4 points, seed 3" in done.output
     [suite] = ElementTree.parse(tmp_path / "r.xml").getroot()
     assert (suite.get("tests"), suite.get("failures")) == ("3", "1")
     assert [c.find("failure").text for c in suite if c.find("failure") is not None] == ["You squared it."]
@@ -165,10 +164,3 @@ def test_the_checks_are_found_by_metadata_then_import_then_name(tmp_path):
         grade(path)
     imported = "from rlcourse.course.checks import nb91 as check"
     assert scores(grade(submission(tmp_path, RIGHT["q1"], other=[imported], name="mine.ipynb"))) == [2]
-
-
-def test_the_command_prints_the_report_and_explains_itself(tmp_path):
-    run = CliRunner().invoke(
-        app, ["grade", str(submission(tmp_path, RIGHT["q1"], name=ALONE)), "--junit", str(tmp_path / "r.xml")]
-    )
-    assert run.exit_code == 0 and "2 of 2 points" in run.output and (tmp_path / "r.xml").exists()

@@ -113,11 +113,12 @@ def test_a_kernel_without_end_is_stopped_and_the_others_are_graded(slow, tmp_pat
         monkeypatch.setattr(question, "seconds", 4)
     code, said = SLOW[slow]
     loop = edited("nb08", "q1")[0].replace("out[thread] = a[thread] + 10.0", code)
+    start = time.monotonic()
     result = graded_kernels(tmp_path, {"q1": loop, "q2": edited("nb08", "q2")[0]})
     first, second = result.results[:2]
     assert first.score == 0 and said in first.cases[0].message, report.as_text(result)
     assert second.passed, report.as_text(result)
-    assert result.seconds < 60 and list(temporary.iterdir()) == [] and workers() == {}
+    assert time.monotonic() - start < 60 and list(temporary.iterdir()) == [] and workers() == {}
 
 
 @compiles

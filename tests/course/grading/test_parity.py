@@ -11,7 +11,7 @@ from submissions import Loopback
 
 from rlcourse.course.calls import gradient, pieces
 from rlcourse.course.checks import Local
-from rlcourse.course.grading.remote import Remote
+from rlcourse.course.grading.student import Remote
 
 
 def found(question, caller):

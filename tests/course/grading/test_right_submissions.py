@@ -23,7 +23,6 @@ def test_right_answers_of_every_kind_earn_their_points(way, tmp_path, monkeypatc
     result = grade(path)
     failed = {asked[r.question]: r.cases[0].message for r in result.results if r.question in asked and not r.passed}
     assert not failed, failed
-    assert result.seconds < 30
 
 
 def test_what_is_left_out_is_said(tmp_path):
