@@ -1,5 +1,6 @@
 """Values from a process that is not trusted: JSON for the structure, then the numbers' raw bytes. No pickle."""
 
+import io
 import json
 import math
 import socket
@@ -68,51 +69,48 @@ def _tree(item: Any, tensors: list[bytes], depth: int, most: int) -> Any:
 
 def decode(data: bytes) -> Any:
     """The value that `encode` was given, arrays as tensors. Raises Unreadable for other bytes."""
+    stream = io.BytesIO(data)
     try:
-        (length,) = struct.unpack_from("<I", data)
+        (length,) = struct.unpack("<I", stream.read(4))
         if length > MAX_TEXT:
             raise ValueError("too much text")
-        value, rest = _untree(json.loads(data[4 : 4 + length]), memoryview(data)[4 + length :])
-        if rest.nbytes:
+        value = _untree(json.loads(stream.read(length)), stream)
+        if stream.read(1):
             raise ValueError("bytes are left over")
         return value
     except Exception as error:  # anything may be wrong with the bytes
         raise Unreadable(f"the result could not be read ({type(error).__name__})") from None
 
 
-def _untree(node: Any, numbers: memoryview) -> tuple[Any, memoryview]:
-    """The value of a node, and the bytes after those of its tensors."""
+def _untree(node: Any, numbers: io.BytesIO) -> Any:
+    """The value of a node; its tensors' bytes come next in `numbers`."""
     if isinstance(node, dict):
         raise ValueError("no value")
     if not isinstance(node, list):
-        return node, numbers
+        return node
     kind, *items = node
     if kind == "tensor":
         return _tensor(*items, numbers)
     if kind == "dict":
         if len(items) > MAX_KEYS:
             raise ValueError("too many keys")
-        items = [part for key, item in items for part in (key, item)]
-    values = []
-    for item in items:
-        value, numbers = _untree(item, numbers)
-        values.append(value)
-    whole = {"tuple": tuple, "list": list, "dict": lambda both: dict(zip(both[::2], both[1::2], strict=True))}
-    return whole[kind](values), numbers
+        return {_untree(key, numbers): _untree(item, numbers) for key, item in items}
+    return {"tuple": tuple, "list": list}[kind](_untree(item, numbers) for item in items)
 
 
-def _tensor(name: str, shape: list[int], numbers: memoryview) -> tuple[Tensor, memoryview]:
+def _tensor(name: str, shape: list[int], numbers: io.BytesIO) -> Tensor:
     if len(shape) > 16 or not all(type(size) is int and 0 <= size < 1 << 32 for size in shape):
         raise ValueError("no shape")
     size = math.prod(shape) * DTYPES[name].itemsize
-    if size > numbers.nbytes:
+    data = bytearray(numbers.read(size))
+    if len(data) < size:
         raise ValueError("bytes are missing")
     if size == 0:
-        return torch.empty(shape, dtype=DTYPES[name]), numbers
-    raw = torch.frombuffer(bytearray(numbers[:size]), dtype=torch.uint8)
+        return torch.empty(shape, dtype=DTYPES[name])
+    raw = torch.frombuffer(data, dtype=torch.uint8)
     # A bool whose byte is neither 0 nor 1 would compare as nothing does.
     found = raw != 0 if name == "bool" else raw.view(DTYPES[name])
-    return found.view(shape), numbers[size:]
+    return found.view(shape)
 
 
 def send(connection: socket.socket, data: bytes, seconds: float | None = None) -> None:
