@@ -86,7 +86,7 @@ def summarize_test(greedy: list[list[Answer]], sampled: list[list[Answer]]) -> d
 def evaluate(config: TrainConfig) -> dict[str, Any]:
     """What `rlcourse eval` does: measure the config's model on the test problems. `metrics` has their formats."""
     with start_world() as world:
-        check_launch(config)
+        check_launch(config, trains=False)
         policy, engine, task = load_all(config, world)
         for text in overlaps(task).values() if world.rank == 0 else ():
             say(text)

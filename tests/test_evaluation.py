@@ -7,6 +7,7 @@ from test_collect import NumberPolicy
 
 from rlcourse import evaluation
 from rlcourse.config import make_config
+from rlcourse.distributed import check_launch
 from rlcourse.evaluation import answer_problems, answer_test, evaluate, summarize, summarize_test
 from rlcourse.rollout.torch_engine import TorchEngine
 from rlcourse.sampling import GREEDY, Sampling
@@ -121,6 +122,15 @@ def test_the_test_evaluation_takes_the_problems_and_samples_that_were_asked_for(
     assert [s["right"] for s in result["samples"]] == [True, False, True, True, True]
     assert [s["gold"] for s in result["samples"]] == list("01234")
     assert result["samples"][2] == {"question": PROBLEMS[2].question, "gold": "2", "text": "#### 2", "right": True}
+
+
+def test_processes_without_a_prompt_may_evaluate_but_not_train(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", "0")
+    config = make_config(device="cpu", num_prompts=2)
+    check_launch(config, trains=False)
+    with pytest.raises(ValueError, match="num_prompts 2 are fewer than 3 processes"):
+        check_launch(config)
 
 
 def test_the_model_and_the_task_of_the_config_are_evaluated():

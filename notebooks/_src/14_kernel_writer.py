@@ -372,8 +372,8 @@ TWICE = load_curve("lesson14_tried_longer")
 #
 # Our run began with a model that was nearly always right. If it's never right, all rewards in a group are 0, and so is
 # the gradient. So what counts isn't the mean reward but the **share of groups with a right sample**. Here are three
-# policies: random weights; the same after {{ pick(10, 120) }} supervised steps on programs of two lines; and the start
-# of section 2. **Look for** where the second policy has anything to learn from.
+# policies: random weights; the same after {{ pick(10, 120) }} supervised steps on programs of two lines, stopped while
+# weak; and the start of section 2. **Look for** where the second policy has anything to learn from.
 
 
 # %%

@@ -13,8 +13,8 @@ from rlcourse.device import find_device
 from rlcourse.dist import ALONE, OneProcess, launched
 
 
-def check_launch(config: Any) -> None:
-    """Raise ValueError for a config that these processes cannot run: without a prompt or a GPU for each."""
+def check_launch(config: Any, trains: bool = True) -> None:
+    """Raise ValueError for a config that these processes cannot run: each needs a GPU and, if it trains, a prompt."""
     size, here = launched()[1], int(os.environ.get("LOCAL_WORLD_SIZE", launched()[1]))
     if size == 1:
         if config.shard:
@@ -24,7 +24,7 @@ def check_launch(config: Any) -> None:
     if config.device != "cpu" and torch.cuda.is_available() and torch.cuda.device_count() < here:
         found = torch.cuda.device_count()
         raise ValueError(f"{here} processes need a GPU each, and there are {found}: lower --nproc-per-node.")
-    if config.num_prompts < size:
+    if trains and config.num_prompts < size:
         few = f"num_prompts {config.num_prompts} are fewer than {size} processes"
         raise ValueError(f"Prompts are split by rank, and {few}: raise it.")
 
