@@ -314,24 +314,23 @@ few = test[: pick(16, 240)]
 greedy_share = summarize([greedy[: len(few)]])["accuracy"]
 sampled_bet = bet(
     f"{greedy_share:.0%} of the greedy answers to {len(few)} test problems are right. What share of samples is right, "
-    "on the same problems?",
+    "on the same problems? (You win between the lowest and the highest of three runs.)",
     (0, 100, 1),
     unit="%",
 )
 
 # %%
-torch.manual_seed(0)
-samples = answer_problems(policy, engine, task, few, 80, config.sampling, num_generations=16)
+runs = [answer_problems(policy, engine, task, few, 80, config.sampling, num_generations=16, seed=s) for s in (0, 1, 2)]
+samples = runs[0]
 flat = [answer for answers in samples for answer in answers]
 sampled_share = summarize(samples)["accuracy"]
-sampled_bet.result(100 * sampled_share)
+sampled_bet.result([100 * summarize(run)["accuracy"] for run in runs])
 
 # %% [markdown]
 # {{ assert sampled_share < greedy_share / 2 }} A greedy answer is right {{ greedy_share / sampled_share:.0f }} times as
 # often as a sample. What goes wrong? Here are sixteen samples of one problem.
 
 # %%
-torch.manual_seed(1)
 problem = next(p for p in test if p.level == 2)
 [sixteen] = answer_problems(policy, engine, task, [problem], 80, config.sampling, num_generations=16)
 print(f"{problem.question}  (gold {problem.gold})\n")
@@ -477,12 +476,13 @@ assert torch.allclose(torch.tensor(formula), torch.tensor(truth))
 
 # %% [markdown]
 # Now our model. About one in ten of its samples is right, too: {{ 100 * sampled_share:.1f }}% on average. {{
-# assert abs(sampled_share - p) < 0.01 }}
+# assert abs(sampled_share - p) < 0.02 }}
 
 # %% tags=["hide-input"]
 # @title Your bet
 reach_bet = bet(
-    f"Each of the {len(few)} problems has sixteen samples. For what share of the problems is at least one right?",
+    f"Each of the {len(few)} problems has sixteen samples. For what share of the problems is at least one right? "
+    "(Again, three runs.)",
     (0, 100, 1),
     unit="%",
 )
@@ -492,7 +492,7 @@ from rlcourse.evaluation import mean_pass_at_k
 from rlcourse.evaluation import pass_at_k as package_pass_at_k
 
 assert all(package_pass_at_k(16, c, k) == pass_at_k(16, c, k) for c in range(17) for k in ks)
-reach_bet.result(100 * mean_pass_at_k(samples)["pass@16"])
+reach_bet.result([100 * mean_pass_at_k(run)["pass@16"] for run in runs])
 print({k: f"{v:.1%}" for k, v in mean_pass_at_k(samples).items()})
 
 # %% [markdown]

@@ -516,7 +516,7 @@ mean_reward = r.mean().item()
 # @title Your bet
 third_bet = bet(
     f"{mean_reward:.0%} of {len(r)} answers to this prompt are right. They earn 1, the others 0. Which constant "
-    "baseline gives the gradient the lowest variance?",
+    "baseline gives these answers' gradient the lowest variance?",
     (0.0, 1.0, 0.01),
 )
 

@@ -395,12 +395,15 @@ for name, kl in kls.items():  # the table's last column, summed over all tokens
 # ### Does the leash help?
 #
 # DeepSeekMath (Shao et al. 2024) used $\beta = 0.04$. So let's put that on the run with the bonus. One run can't tell
-# whether it helps, so the bet is about the mean of four: yours and three recorded seeds.
+# whether it helps, so the bet is about four: yours and three recorded seeds.
 
 # %% tags=["hide-input"]
 # @title Your bet
-FATES = ["over three quarters of it", "a quarter to three quarters", "under a quarter"]
-leash_bet = bet(f"How much of what the bonus costs does a KL with β = {BETA} win back, on average?", FATES)
+leash_bet = bet(
+    f"How many points does a KL with β = {BETA} win back? (You win between the lowest and the highest of the four.)",
+    (-20, 60, 1),
+    unit="points",
+)
 
 # %%
 _, leashed = run(normalized, judge=brief, reference=True)
@@ -420,7 +423,7 @@ draw_runs(drawn, {name: (live[n], seeds[n], *look) for name, n, look in zip(name
 mean = {n: sum(ends) / len(ends) for n, ends in final.items()}
 gains = [a - b for a, b in zip(final["leashed"], final["normalized"], strict=True)]  # seed by seed
 saved = (mean["leashed"] - mean["normalized"]) / (reached - mean["normalized"])
-leash_bet.result(FATES[0] if saved > 0.75 else FATES[1] if saved > 0.25 else FATES[2])
+leash_bet.result(gains)
 
 # %% [markdown]
 # Your run with the KL looks like a rescue. But on the right, each mark is a run. The bonus alone ends at

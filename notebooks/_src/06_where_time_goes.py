@@ -162,7 +162,7 @@ def amdahl(share: float, gain: float) -> float:
 # %% tags=["hide-input"]
 # @title Your bet
 ladder_bet = bet(
-    "TRL on the H200: how many of these five, each alone, make a step at least 5% faster?", (0, 5, 1), "of five"
+    "TRL on the H200, 64 answers: how many of these five, each alone, make a step over 5% faster?", (0, 5, 1), "of five"
 )
 
 # %% [markdown]

@@ -334,7 +334,7 @@ print(f"one in each row: {padded:,} places; packed in {len(rows)} rows: {packed.
 # %% tags=["hide-input"]
 # @title Your bet
 ENOUGH = ["1 step", "3 steps", "10 steps", "80 steps"]
-enough_bet = bet("After which SFT is the model best, once RL is done?", ENOUGH)
+enough_bet = bet("After how much SFT is greedy accuracy highest, once RL is done? (Mean of three seeds.)", ENOUGH)
 
 # %% [markdown]
 # Left, before RL; dots are seeds. pass@1: a single sample is right. pass@16: at least one of 16 is, so RL has something
@@ -632,7 +632,7 @@ by_bf16 = {name: gap(f"{name} bf16", f"{name} float32") for name in ("unmerged",
 # %% tags=["hide-input"]
 # @title Your bet
 RANK1 = ["within 3 points of all weights", "3 to 15 points behind", "more than 15 points behind"]
-lora_bet = bet("Adapters of rank 1, ten times the learning rate, equal seconds: where does RL end?", RANK1)
+lora_bet = bet("Rank 1, ten times the learning rate, equal seconds: where does RL end? (Mean of three seeds.)", RANK1)
 
 # %% tags=["hide-input"]
 # @title Figure: adapters and all weights at equal seconds

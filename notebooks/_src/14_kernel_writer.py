@@ -419,7 +419,12 @@ spoiled, taught = load_curve("lesson14_plateau_dense")["setup"]["model"], RETAUG
 WAYS = {"sparse": "section 2's reward", "dense": "partial credit", "sft": "supervised steps first"}
 scraps = {way: load_curve(f"lesson14_plateau_{way}") for way in WAYS}
 LAST = scraps["sparse"]["results"][0]["curves"]["steps"][-1]
-scraps_bet = bet(f"With partial credit, what share of the samples is right after {LAST} steps?", (0, 100, 1), "%")
+scraps_bet = bet(
+    f"With partial credit, what share of the samples is right over the last five of {LAST} steps? (You win between the "
+    "lowest and the highest of the seeds.)",
+    (0, 100, 1),
+    "%",
+)
 
 # %% [markdown]
 # **Look for** when each reward leaves the floor, and on the right for what rises before.
@@ -567,7 +572,8 @@ closed = {hole: load_curve(f"lesson14_{hole}_closed") for hole in cheats}
 careful = load_curve("lesson14_stale_careful")  # `stale` from the model that ships
 OPEN_STEPS = opened["side"]["results"][0]["curves"]["steps"][-1]
 cheat_bet = bet(
-    f"The side stream isn't timed. What share of the samples exploits that after {OPEN_STEPS} steps?",
+    f"The side stream isn't timed. What share of the samples exploits that over the last five of {OPEN_STEPS} "
+    "steps? (You win between the lowest and the highest of the seeds.)",
     (0, 100, 1),
     "%",
 )
@@ -602,7 +608,7 @@ def at(record: dict, name: str, place: int) -> float:
     return sum(values) / len(values)
 
 
-cheat_bet.result(round(100 * at(opened["side"], "hacked", -1)))
+cheat_bet.result([100 * row["curves"]["hacked"][-1] for row in opened["side"]["results"]])
 fig, axes = plt.subplots(2, 2, figsize=(10, 5.2), layout="constrained", sharex="col")
 TRUE = {
     "stale": ("correct", 100, "% of samples right"),

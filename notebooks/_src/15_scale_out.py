@@ -623,7 +623,7 @@ for lag, log_ratio in apart.items():
 # %% tags=["hide-input"]
 # @title Your bet
 OLD = ["only 16 does harm", "4 already does harm", "even 1 does harm", "none: an answer's reward doesn't age"]
-old_bet = bet("Without correction: which lags end lower than lag 0, beyond the spread of the seeds?", OLD)
+old_bet = bet("Without correction: which lags end lower than lag 0, each seed below each of its seeds?", OLD)
 
 # %% [markdown]
 # **Look for** how far each solid line is from the dotted one. The dashed lines have a brake, truncated importance
@@ -687,17 +687,18 @@ for k, correction in KEYS:
 # @title Your bet
 start = greedy_accuracy(load_policy("embedded"), pick(8, 100))
 push_bet = bet(
-    f"Greedy accuracy starts at {start:.0%}. What is it after 16 updates that only make old wrong answers less likely?",
+    f"Greedy accuracy starts at {start:.0%}. What is it after 16 updates that only make old wrong answers less likely? "
+    "(You win between the lowest and the highest of three batches.)",
     (0, 100, 1),
     "%",
 )
 
 
 # %%
-def push(sign: float, updates: int = pick(2, 16)) -> tuple[list[float], float]:
+def push(sign: float, seed: int = 0, updates: int = pick(2, 16)) -> tuple[list[float], float]:
     """Mean log-prob of an old batch's wrong (-1) or right (+1) answers, at each update; greedy accuracy at the end."""
-    torch.manual_seed(0)
-    pushed, asked = load_policy("embedded"), task.problems("train")[: pick(2, 8)]
+    torch.manual_seed(seed)
+    pushed, asked = load_policy("embedded"), task.problems("train")[pick(2, 8) * seed : pick(2, 8) * (seed + 1)]
     sampler = make_engine(pushed, "fast", torch.float32)
     old = sampler.generate([pushed.prompt(p.question) for p in asked], GROUP, LIMIT, Sampling())
     old = old[(judge(pushed, asked, old) == (sign > 0)).nonzero()[:24, 0]]
@@ -714,15 +715,16 @@ def push(sign: float, updates: int = pick(2, 16)) -> tuple[list[float], float]:
 
 
 outcome = {name: push(sign) for name, sign in (("wrong answers, pushed down", -1.0), ("right answers, pushed up", 1.0))}
-push_bet.result(round(100 * outcome["wrong answers, pushed down"][1]))
+others = [push(-1.0, seed)[1] for seed in (1, 2)]
+push_bet.result([100 * ends for ends in (outcome["wrong answers, pushed down"][1], *others)])
 print(f"before: {start:.0%} right, greedy")
 for name, (path, accuracy) in outcome.items():
     print(f"{name}: log-prob per token {path[0]:.2f} → {path[-1]:.2f}; then {accuracy:.0%} right")
 
 # %% [markdown]
-# Pushing wrong answers down wrecks the policy; pushing right ones up is fine (one batch, one seed, {{ pick(8, 100) }}
-# problems). {{ assert outcome["wrong answers, pushed down"][1] < 0.5 * start < outcome["right answers, pushed up"][1]
-# and outcome["wrong answers, pushed down"][0][-1] < outcome["wrong answers, pushed down"][0][0] - 1.5 }} Right answers
+# Pushing wrong answers down wrecks the policy; pushing right ones up is fine ({{ pick(8, 100) }} problems). {{ assert
+# max(outcome["wrong answers, pushed down"][1], *others) < 0.5 * start < outcome["right answers, pushed up"][1] and
+# outcome["wrong answers, pushed down"][0][-1] < outcome["wrong answers, pushed down"][0][0] - 1.5 }} Right answers
 # saturate at probability 1. Wrong ones have no floor: with $A < 0$ the loss $-A \log \pi_\theta$ falls forever. A fresh
 # sampler stops giving an answer that has become unlikely. An old one doesn't know, gives it again, and it's pushed down
 # again.
