@@ -8,6 +8,7 @@ version = release = __version__
 extensions = ["myst_nb", "sphinx_design", "sphinx-mathjax-offline"]  # formulas need no network either
 exclude_patterns = ["README.md"]
 nb_execution_mode = "off"
+nb_render_markdown_format = "myst"  # CommonMark, the default, has no tables
 nb_merge_streams = True
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
 myst_heading_anchors = 3

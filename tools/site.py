@@ -224,11 +224,15 @@ def prose(docstring: str | None) -> str:
 
 
 def build(output: Path) -> int:
-    """Write the site to `output`; warnings are errors. Returns the exit status of Sphinx."""
+    """Write the site to `output`; warnings are errors, and so is a table that is shown as text. Returns the exit status
+    of Sphinx, or 1."""
     with tempfile.TemporaryDirectory() as folder:
         write_sources(Path(folder))
         command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", folder, str(output)]
-        return subprocess.run(command).returncode
+        status = subprocess.run(command).returncode
+    if raw := [page.name for page in output.rglob("*.html") if "<p>| " in page.read_text(encoding="utf-8")]:
+        print(f"Tables are shown as text in {', '.join(raw)}.", file=sys.stderr)
+    return status or int(bool(raw))
 
 
 def main() -> None:
