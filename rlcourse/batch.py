@@ -15,13 +15,13 @@ from torch import Tensor
 from rlcourse.config import TrainConfig
 from rlcourse.dist import ALONE, OneProcess
 
+if TYPE_CHECKING:
+    from rlcourse.policy import Policy
+
 Prompts = list[list[int]]  # token ids
 MAX_SLOTS = 256  # completions decoded at once on a GPU, where each has blocks for its full length; more wait their turn
 PREFILL_TOKENS = 16384  # prompts are prefilled so many tokens at a time; decoding waits for them
-STEPS_BETWEEN_LOOKS = 16  # decode steps between two looks of the host at a GPU, who has ended; each stops the host
-
-if TYPE_CHECKING:
-    from rlcourse.policy import Policy
+STEPS_BETWEEN_LOOKS = 16  # decode steps on a GPU before the host looks which rows have ended, and so waits for it
 
 
 def completion_lengths(completion_ids: Tensor, eos_ids: Iterable[int]) -> Tensor:

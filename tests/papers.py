@@ -126,9 +126,8 @@ class Run:
 
     def _modules(self) -> dict[str, torch.nn.Module]:
         """Copies in float64 of all that learns, unless it's sharded."""
-        named = {"policy": self.learner.policy.model, "value": self.learner.value_head}
-        named = {} if self.config.shard else named
-        return {name: copy.deepcopy(m).double() for name, m in named.items() if m is not None}
+        both = {"policy": self.learner.policy.model, "value": self.learner.value_head}
+        return {name: copy.deepcopy(m).double() for name, m in both.items() if m is not None and not self.config.shard}
 
     def gradient(self) -> dict[str, torch.Tensor]:
         modules = {"policy": self.learner.policy.model, "value": self.learner.value_head or torch.nn.Module()}

@@ -826,21 +826,21 @@ gain_measured = us["attention-split", LARGE] / us["attention-split-ahead", LARGE
 # <br><small>A test of this kernel disassembles it.</small>
 #
 # The sum gets the times about right, not the gain: it says {{ gain_of_sum:.2f }} where we measured {{ gain_measured:.2f
-# }}. {{ assert gain_of_sum > gain_measured + 0.15 }} So what do warps do all the time? Nsight Compute (`ncu`) looks: in
-# each cycle, which warps could issue, and what the others wait for, their *stall reasons*. **Look for** what the second
-# tile changed.
+# }}. {{ assert gain_of_sum > gain_measured + 0.15 }} So what do the warps spend their time on? Nsight Compute (`ncu`)
+# looks: in each cycle, which warps could issue, and what the others wait for, their *stall reasons*. **Look for** what
+# the second tile changed.
 
 # %% tags=["hide-input"]
 # @title Table: what warps wait for, by Nsight Compute
 REASONS = {
     "memory": ["long_scoreboard"],
     "a result": ["wait", "short_scoreboard", "math_pipe_throttle", "dispatch_stall", "mio_throttle"],
-    "nothing": ["selected", "not_selected"],
+    "ready": ["selected", "not_selected"],
 }
 stalls = load_record("stalls", "NVIDIA H200")
 profiled = {row["variant"]: row for row in stalls["results"]}
 waits = {}
-lines = ["| kernel | a scheduler issues | a warp waits for memory | for a result | for nothing |", "| --- " * 5 + "|"]
+lines = ["| kernel | a scheduler issues | a warp waits for memory | for a result | is ready |", "| --- " * 5 + "|"]
 for name, row in profiled.items():
     whole = sum(
         value
@@ -850,7 +850,7 @@ for name, row in profiled.items():
     waits[name] = {kind: 100 * sum(row[reason] for reason in reasons) / whole for kind, reasons in REASONS.items()}
     shares = " | ".join(f"{share:.0f}%" for share in waits[name].values())
     lines.append(f"| {NAMES[name]} | in {row['issue_active']:.0f}% of cycles | {shares} |")
-display(Markdown("\n".join([*lines, "", provenance(stalls)])))
+display(Markdown("\n".join([*lines, "", f"The rest is mostly barriers; {provenance(stalls)}"])))
 one, two, best = (profiled[f"attention-{name}"] for name in ("split", "split-ahead", "cute"))
 waits_one, waits_two, waits_best = (waits[row["variant"]] for row in (one, two, best))
 
@@ -859,7 +859,7 @@ waits_one, waits_two, waits_best = (waits[row["variant"]] for row in (one, two, 
 # waits_one["memory"]:.0f }}%. But now they wait for results of their own {{ waits_two["a result"]:.0f }}% instead of {{
 # waits_one["a result"]:.0f }}%, and a scheduler, with {{ two["warps"]:.1f }} warps to choose from, issues in {{
 # two["issue_active"]:.0f }}% of cycles instead of {{ one["issue_active"]:.0f }}%. {{ assert waits_two["a result"] >
-# waits_one["a result"] + 8 }} One wait made room for another, which no bound of ours has.
+# waits_one["a result"] + 8 }} One wait took the other's place, and none of our bounds counts it.
 #
 # Step 3 waits for memory most, {{ waits_best["memory"]:.0f }}% of its time, and is the fastest. So a stall reason isn't
 # a verdict: at {{ 100 * rate["attention-cute", LARGE]:.0f }}% of a copy, memory is all there's left to wait for. Its {{

@@ -862,7 +862,7 @@ for name, words in zip(ATTENTION, ("attention", "attention's gradients"), strict
 # which is compute-bound, **PyTorch's** libraries are nearly 3 times as fast as ours. {{ assert 2.7 < min(slower) <
 # max(slower) < 3 }} If you write one kernel by hand, write what the compiler doesn't find.<br><small>The lookup beats a
 # copy, but not by its memory bandwidth: its {{ timed["embedding-cute"]["shape"][0] *
-# timed["embedding-cute"]["shape"][1] * 2 / 1e6:.0f }} MB of output fit in the H200's L2 cache of 50 MB.</small>
+# timed["embedding-cute"]["shape"][1] * 2 / 1e6:.0f }} MB of output fit in the H200's L2 cache.</small>
 #
 # ## 8 · Sixteen bits
 #

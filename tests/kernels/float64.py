@@ -68,3 +68,8 @@ class Case:
 
 def results(found) -> tuple[Tensor, ...]:
     return found if isinstance(found, tuple) else () if found is None else (found,)
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in the dtype, in float64; its gradient is that of x."""
+    return x + (x.to(dtype).double() - x).detach()

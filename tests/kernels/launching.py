@@ -79,3 +79,8 @@ def spread(tensor: Tensor, step: int) -> Tensor:
     wide = torch.full((len(tensor), step), torch.nan, dtype=tensor.dtype)
     wide[:, : tensor.shape[1]] = tensor
     return wide[:, : tensor.shape[1]]
+
+
+def rows_of(rows: int, width: int, dtype: torch.dtype, gap: int = 8, scale: float = 1.0) -> Tensor:
+    """[rows, width] with nan between the rows."""
+    return spread((scale * torch.randn(rows, width)).to(dtype), width + gap)

@@ -5,8 +5,8 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from float64 import Case
-from launching import spread
+from float64 import Case, rounded
+from launching import rows_of, spread
 from thorough import thorough
 from torch import Tensor
 
@@ -25,18 +25,8 @@ from rlcourse.kernels.toolchain import launch
 EPS, BF16, F16 = 1e-6, torch.bfloat16, torch.float16
 
 
-def rows_of(rows: int, width: int, dtype: torch.dtype, gap: int = 8, scale: float = 1.0) -> Tensor:
-    """[rows, width] with nan between the rows."""
-    return spread((scale * torch.randn(rows, width)).to(dtype), width + gap)
-
-
 def norm(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
-
-
-def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in the dtype, in float64; its gradient is that of x."""
-    return x + (x.to(dtype).double() - x).detach()
 
 
 def norm_inputs(rows: int, hidden: int, dtype: torch.dtype, scale: float) -> tuple[Tensor, ...]:
